@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..client.boundary import BoundaryMachine
 from ..daemon.peer.trainer.port import TrainerEvents
+from ..protocol import messages as m
 from ..protocol.arena import (
     LOSS_SLOT,
     SAMPLES_SLOT,
@@ -23,29 +24,6 @@ from ..protocol.arena import (
     WAITING_SLOT,
     Arena,
     arena_bytes,
-)
-from ..protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    ExtendStepLimit,
-    Failing,
-    FailureKind,
-    Finished,
-    FragmentSize,
-    InitialPosted,
-    Load,
-    Message,
-    ModelLayout,
-    PostInitial,
-    Rejected,
-    Remedy,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-    TensorSpec,
-    TrainerFailed,
 )
 from .witness import ViolationError, Witness
 
@@ -56,15 +34,15 @@ SAMPLES_AHEAD = 6  # that its loader holds
 Delta = Callable[[str, int, int], NDArray[np.float32]]  # (peer, round, count) -> pseudo-gradient
 
 
-def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayout:
+def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> m.ModelLayout:
     """Return the layout of a few vectors and a tensor of counters."""
     tensors = [
-        TensorSpec(f"layer{i}.weight", (count,), "float32", "parameter")
+        m.TensorSpec(f"layer{i}.weight", (count,), "float32", "parameter")
         for i, count in enumerate(counts)
     ]
     if counters:
-        tensors.append(TensorSpec("steps", (counters,), "int64", "counter"))
-    return ModelLayout(tuple(tensors))
+        tensors.append(m.TensorSpec("steps", (counters,), "int64", "counter"))
+    return m.ModelLayout(tuple(tensors))
 
 
 class SimTrainer:
@@ -77,7 +55,7 @@ class SimTrainer:
     def __init__(
         self,
         peer: str,
-        layout: ModelLayout,
+        layout: m.ModelLayout,
         witness: Witness,
         *,
         step_s: float,
@@ -89,7 +67,7 @@ class SimTrainer:
         self.witness = witness
         self.step_s = step_s
         self.delta = delta
-        self.data = None if not samples else DrawHello(VERSION_MAX, 0, samples)
+        self.data = None if not samples else m.DrawHello(m.VERSION_MAX, 0, samples)
         self.finished = False
         self.poison: Callable[[int], float] | None = None  # round -> value added to its delta
         self.spoilt = False  # its weights are not finite, until it loads the shared ones
@@ -97,11 +75,11 @@ class SimTrainer:
         self.tokens_per_step = 64
         self.waited_s = 0.0  # time a contributing trainer spent waiting at its step limit
         self.stuck = False  # takes no more steps, as if stopped
-        self.tell_failed: Callable[[TrainerFailed], None] = lambda _message: None
-        self._failed: TrainerFailed | None = None
+        self.tell_failed: Callable[[m.TrainerFailed], None] = lambda _message: None
+        self._failed: m.TrainerFailed | None = None
         self._retry = trio.Event()
         self._rng = np.random.default_rng(int(peer[:8], 16))
-        self._send, self._receive = trio.open_memory_channel[Message](1_000)
+        self._send, self._receive = trio.open_memory_channel[m.Message](1_000)
         self._events: TrainerEvents | None = None
         self._life = trio.CancelScope()
         self._shared: Arena | None = None
@@ -112,7 +90,7 @@ class SimTrainer:
     async def run(self, events: TrainerEvents) -> None:
         self._events = events
         while not self.finished:
-            self._send, self._receive = trio.open_memory_channel[Message](1_000)
+            self._send, self._receive = trio.open_memory_channel[m.Message](1_000)
             with trio.CancelScope() as self._life:
                 events.trainer_came(self.layout)
                 await self._train()
@@ -127,12 +105,12 @@ class SimTrainer:
             await trio.sleep(RESTART_S)
             return
         self.tell_failed(failed)
-        if failed.remedy is Remedy.NONE:
+        if failed.remedy is m.Remedy.NONE:
             await self._retry.wait()
         else:
             await trio.sleep(failed.restart_s)
 
-    def crash(self, failed: TrainerFailed | None = None) -> None:
+    def crash(self, failed: m.TrainerFailed | None = None) -> None:
         """End the trainer; ``failed`` is the report of its supervisor."""
         self._failed, self._retry, self.stuck = failed, trio.Event(), False
         self._life.cancel()
@@ -144,12 +122,12 @@ class SimTrainer:
         """Report a loss that is not finite."""
         assert self._events is not None
         self._machine.loaded = False
-        self._events.trainer_sent(Failing(FailureKind.NAN, "the loss was not finite"))
+        self._events.trainer_sent(m.Failing(m.FailureKind.NAN, "the loss was not finite"))
 
-    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
-        self.crash(TrainerFailed(kind, reason, Remedy.RESTART, 1, RESTART_S))
+    def end(self, kind: m.FailureKind, reason: str, sick_s: float) -> None:
+        self.crash(m.TrainerFailed(kind, reason, m.Remedy.RESTART, 1, RESTART_S))
 
-    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+    def open_arenas(self, sizes: Sequence[m.FragmentSize]) -> tuple[Arena, Arena]:
         self._shared = Arena(bytearray(arena_bytes(sizes)), sizes)
         self._posted = Arena(bytearray(arena_bytes(sizes)), sizes)
         return self._shared, self._posted
@@ -157,7 +135,7 @@ class SimTrainer:
     def samples(self) -> dict[int, int]:
         return {0: int(self._posted.slots[SAMPLES_SLOT])} if self._posted is not None else {}
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         try:
             self._send.send_nowait(message)
         except (trio.WouldBlock, trio.BrokenResourceError):
@@ -197,8 +175,8 @@ class SimTrainer:
             self._machine.draws = True
             self._events.begin_draws(self.data)
         while self.data is not None and len(self._loader) < SAMPLES_PER_STEP + SAMPLES_AHEAD:
-            drawn = await self._events.draw(self.data, Draw(self._drawn_count, SAMPLES_PER_STEP))
-            if isinstance(drawn, Rejected):
+            drawn = await self._events.draw(self.data, m.Draw(self._drawn_count, SAMPLES_PER_STEP))
+            if isinstance(drawn, m.Rejected):
                 raise ViolationError(drawn.reason)
             for each in drawn.ranges:
                 self._loader.extend(range(each.start, each.stop))
@@ -255,18 +233,18 @@ class SimTrainer:
             self.witness.leases.saw_post(self.peer, posted.round, self._trained[since:])
         self._events.trainer_sent(posted)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: m.Message) -> None:
         machine = self._machine
         match message:
-            case PostInitial():
+            case m.PostInitial():
                 assert self._posted is not None
                 assert self._events is not None
                 for fragment in range(len(self._posted.sizes)):
                     values = self._posted.values(fragment)
                     values[:] = np.arange(len(values), dtype=np.float32)
                     self._posted.counters(fragment)[:] = 0
-                self._events.trainer_sent(InitialPosted())
-            case Load():
+                self._events.trainer_sent(m.InitialPosted())
+            case m.Load():
                 machine.move_to(message.step, message.step_limit)
                 machine.load()
                 self.spoilt = False
@@ -275,20 +253,20 @@ class SimTrainer:
                 self._taken.clear()
                 self._lost_count = len(self._trained)
                 self.finished = message.finished
-            case ExtendStepLimit():
+            case m.ExtendStepLimit():
                 machine.extend_limit(message.step_limit)
-            case SetRole():
+            case m.SetRole():
                 machine.contributing = message.contributing
-            case RoundOpened():
+            case m.RoundOpened():
                 machine.open_round(message)
                 self._versions[message.fragment] = message.version
-            case RoundEnded():
+            case m.RoundEnded():
                 ended = machine.end_round(message)
                 if ended.contributed and message.fragment in self._taken:
                     self._counted[message.fragment] = self._taken[message.fragment]
-            case Finished():
+            case m.Finished():
                 self.finished = True
-            case Rejected():
+            case m.Rejected():
                 self._life.cancel()
-            case ArenaOpened():
+            case m.ArenaOpened():
                 self._overlap_steps = message.overlap_steps

@@ -39,7 +39,6 @@ class FrozenHosts(trio.abc.Instrument):
         self._aside: dict[str, list[trio.lowlevel.Task]] = {}  # runnable tasks, by host
 
     def stop(self, name: str) -> None:
-        """Stop all tasks of a host."""
         if not self._aside:
             trio.lowlevel.add_instrument(self)
         self._aside.setdefault(name, [])
@@ -62,9 +61,7 @@ class FrozenHosts(trio.abc.Instrument):
             self.go_on(name)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Take a stopped host's task off the end of trio's run queue, where trio has just put
-        it.
-        """
+        """Take a stopped host's task off the end of trio's run queue."""
         tasks = self._aside.get(task.context.get(_HOST, ""))
         if tasks is not None:
             tasks.append(task._runner.runq.pop())

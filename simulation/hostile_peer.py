@@ -22,35 +22,10 @@ from ..collectives.chunk_sender import OnBad, Send
 from ..collectives.links.send_queue import Frame
 from ..collectives.reduction import Reduction
 from ..daemon.peer.master_session import MasterSession
-from ..daemon.peer.peer_service import PeerFactories, PeerService
-from ..protocol.messages import (
-    NORM_SUMS_BYTES,
-    Applied,
-    Audited,
-    ChunkFinding,
-    ContributorRun,
-    Diagnosis,
-    FailureKind,
-    FragmentHead,
-    Held,
-    Hello,
-    LinkBroken,
-    LinkLoad,
-    MadeDigest,
-    Measured,
-    Message,
-    NotReady,
-    Progress,
-    Ready,
-    Reduced,
-    ReduceFailed,
-    Remedy,
-    RouteWanted,
-    RouteWorks,
-    Synced,
-    SyncFailed,
-    TrainerFailed,
-)
+from ..daemon.peer.peer_service import PeerService
+from ..daemon.peer.reducer import Reducer
+from ..protocol import messages as m
+from .witnessed_services import WitnessedPeer
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages
@@ -141,38 +116,13 @@ class HostilePeer:
         _drawn(self.rng)  # the run's choices follow those of the scenario
         self.kinds, self.always = hostile.kinds, hostile.always
         self.lie_count = 0
-        self._sent: list[Message] = []
+        self._sent: list[m.Message] = []
         self._moved = 0
         self._quarry = ""  # the peer that it lies about, the same for a long time
 
-    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
-        """Return factories for a session and reductions that carry lies."""
-        begin = service.run
-
-        async def run() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._harass, service)
-                try:
-                    await begin()
-                finally:
-                    nursery.cancel_scope.cancel()
-
-        service.run = run  # type: ignore[method-assign]
-        return evolve(
-            factories,
-            session=partial(_HostileSession, self, service),
-            reduction=self._reduction_of(service, factories.reduction),
-        )
-
-    def _reduction_of(
-        self, service: PeerService, make: Callable[..., Reduction]
-    ) -> Callable[..., Reduction]:
-        def make_hostile(*args: Any, **options: Any) -> Reduction:
-            reduction = make(*args, **options)
-            _HostileSending(self, service, reduction)
-            return reduction
-
-        return make_hostile
+    def service(self, *args: Any, **options: Any) -> WitnessedPeer:
+        """Make a service whose session and reductions carry lies."""
+        return _HostileService(self, *args, **options)
 
     # ------------------------------------------------------------ falsified messages
 
@@ -182,60 +132,60 @@ class HostilePeer:
         self.lie_count += lies
         return lies
 
-    def greeting(self, hello: Hello) -> Hello:
+    def greeting(self, hello: m.Hello) -> m.Hello:
         if not self.does(Falsehood.HELLO):
             return hello
         heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
         later = tuple(evolve(head, version=head.version + 1) for head in heads)
         return evolve(hello, heads=self.rng.choice([(), heads, later]), kept=(), undecided=())
 
-    def instead(self, service: PeerService, message: Message) -> Iterator[Message]:
+    def instead(self, service: PeerService, message: m.Message) -> Iterator[m.Message]:
         """Yield the messages to send instead of one of its daemon's."""
         self._sent = [*self._sent, message][-REPEATABLE_MAX:]
         if self.does(Falsehood.MUTE, 0.2):
             return
         match message:
-            case Reduced():
+            case m.Reduced():
                 if not self.does(Falsehood.MOVES):
                     yield self._reduced(service, message)
-            case Applied() | Synced() if self.does(Falsehood.ROOT):
+            case m.Applied() | m.Synced() if self.does(Falsehood.ROOT):
                 yield evolve(message, head=evolve(message.head, root=self.rng.randbytes(32)))
-            case Ready() if self.does(Falsehood.NOT_READY):
-                yield NotReady(message.round, "it does not please me")
-            case Ready() if self.does(Falsehood.READY):
+            case m.Ready() if self.does(Falsehood.NOT_READY):
+                yield m.NotReady(message.round, "it does not please me")
+            case m.Ready() if self.does(Falsehood.READY):
                 yield self._ready(message)
-            case Held() if self.does(Falsehood.HELD):
+            case m.Held() if self.does(Falsehood.HELD):
                 yield evolve(message, results=self.rng.randbytes(len(message.results)))
-            case Audited() if self.does(Falsehood.AUDITS):
+            case m.Audited() if self.does(Falsehood.AUDITS):
                 yield evolve(message, findings=self._findings(service))
-            case Diagnosis() if self.does(Falsehood.DIAGNOSIS):
+            case m.Diagnosis() if self.does(Falsehood.DIAGNOSIS):
                 yield self._diagnosis(service, message)
             case _:
                 yield message
 
-    def _findings(self, service: PeerService) -> tuple[ChunkFinding, ...]:
+    def _findings(self, service: PeerService) -> tuple[m.ChunkFinding, ...]:
         peers = [*self._others(service), ""]
         return tuple(
-            ChunkFinding(chunk, self.rng.random() < 0.5, self.rng.choice(peers))
+            m.ChunkFinding(chunk, self.rng.random() < 0.5, self.rng.choice(peers))
             for chunk in range(self.rng.randint(0, FALSE_FINDINGS_MAX))
         )
 
-    def _diagnosis(self, service: PeerService, message: Diagnosis) -> Diagnosis:
+    def _diagnosis(self, service: PeerService, message: m.Diagnosis) -> m.Diagnosis:
         def some() -> tuple[str, ...]:
             others = self._others(service)
             return tuple(self.rng.sample(others, self.rng.randint(0, len(others))))
 
-        made = tuple(MadeDigest(peer, self.rng.randbytes(32)) for peer in some())
+        made = tuple(m.MadeDigest(peer, self.rng.randbytes(32)) for peer in some())
         return evolve(message, contributions=some(), results=some(), made=made)
 
-    def _ready(self, message: Ready) -> Ready:
+    def _ready(self, message: m.Ready) -> m.Ready:
         norm = message.norm * 10 ** self.rng.uniform(-6, 6)
         root = self.rng.choice([message.state_root, self.rng.randbytes(32)])
         step_s = self.rng.choice([0.0, 1e-6, 1e6])
         step = self.rng.choice([0, message.step, 2**40])
         return evolve(message, norm=norm, state_root=root, step_s=step_s, step=step)
 
-    def _reduced(self, service: PeerService, message: Reduced) -> Reduced:
+    def _reduced(self, service: PeerService, message: m.Reduced) -> m.Reduced:
         order = service.replica.rounds[message.round].order
         assert order is not None
         peers = [contributor.peer for contributor in order.contributors]
@@ -244,11 +194,11 @@ class HostilePeer:
         if self.does(Falsehood.MANIFEST):
             bits = self.rng.getrandbits(len(peers)).to_bytes((len(peers) + 7) // 8, "little")
             count = sum(run.chunk_count for run in order.plan.owners)
-            message = evolve(message, manifest=(ContributorRun(bits, count),))
+            message = evolve(message, manifest=(m.ContributorRun(bits, count),))
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.norm_sums or bytes(NORM_SUMS_BYTES * len(peers))
+            found = message.norm_sums or bytes(m.NORM_SUMS_BYTES * len(peers))
             sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
             if quarry in peers:
                 sums[3 * peers.index(quarry)] = square
@@ -258,7 +208,7 @@ class HostilePeer:
 
     # ------------------------------------------------------------ unrequested messages
 
-    async def _harass(self, service: PeerService) -> None:
+    async def harass(self, service: PeerService) -> None:
         while True:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
@@ -269,7 +219,7 @@ class HostilePeer:
     def _others(self, service: PeerService) -> list[str]:
         view = service.replica.view
         me = service.config.me
-        return [] if view is None else [m.peer for m in view.members if m.peer != me]
+        return [] if view is None else [each.peer for each in view.members if each.peer != me]
 
     def quarry_of(self, service: PeerService) -> str:
         """Return the peer that it lies about."""
@@ -278,7 +228,7 @@ class HostilePeer:
             self._quarry = self.rng.choice(others)
         return self._quarry
 
-    def _unasked(self, service: PeerService) -> Iterator[Message]:
+    def _unasked(self, service: PeerService) -> Iterator[m.Message]:
         others, kinds = self._others(service), self.kinds
         if not others:
             return
@@ -292,61 +242,88 @@ class HostilePeer:
                 (Falsehood.BAD_ONE, one, True),
             ):
                 if kind in kinds and here.order is not None:
-                    yield ReduceFailed(here.round, here.attempt, named, bad, "because I say so")
+                    yield m.ReduceFailed(here.round, here.attempt, named, bad, "because I say so")
             if Falsehood.AUDITS in kinds:
                 transfer = self.rng.getrandbits(32)
-                yield Audited(here.round, here.attempt, transfer, self._findings(service))
+                yield m.Audited(here.round, here.attempt, transfer, self._findings(service))
         if Falsehood.ROUTES in kinds:
             for peer in others:
                 worked = self.rng.random() < 0.5
-                yield RouteWanted(peer, self.rng.choice([0, 1, 2, 2**40]), worked, "no way")
+                yield m.RouteWanted(peer, self.rng.choice([0, 1, 2, 2**40]), worked, "no way")
         if Falsehood.ROUTES_WORK in kinds:
-            yield from (RouteWorks(peer, self.rng.choice([0, 1, 2])) for peer in others)
+            yield from (m.RouteWorks(peer, self.rng.choice([0, 1, 2])) for peer in others)
         if Falsehood.BROKEN in kinds:
-            yield from map(LinkBroken, others)
+            yield from map(m.LinkBroken, others)
         if Falsehood.MOVES in kinds:
             self._moved += 1_000_000
             moved = self._moved
-            yield Progress(2**40, moved, 1e9, 0.0, "training", moved, moved, moved, {})
+            yield m.Progress(2**40, moved, 1e9, 0.0, "training", moved, moved, moved, {})
         yield from self._about_the_rest(one[0])
 
-    def _about_the_rest(self, quarry: str) -> Iterator[Message]:
+    def _about_the_rest(self, quarry: str) -> Iterator[m.Message]:
         kinds, rng = self.kinds, self.rng
         if Falsehood.DONORS in kinds:
-            yield SyncFailed(0, rng.randint(0, 5), (quarry,), "wrong blocks")
-            yield Synced(FragmentHead(0, 0, rng.randbytes(32)), 1, (quarry,))
+            yield m.SyncFailed(0, rng.randint(0, 5), (quarry,), "wrong blocks")
+            yield m.Synced(m.FragmentHead(0, 0, rng.randbytes(32)), 1, (quarry,))
         if Falsehood.RATES in kinds:
             rate = 10 ** rng.uniform(-3, 12)
-            load = LinkLoad(quarry, int(rate), 1.0)
-            yield Measured(int(rate), 1.0, int(rate), 1.0, (load,))
+            load = m.LinkLoad(quarry, int(rate), 1.0)
+            yield m.Measured(int(rate), 1.0, int(rate), 1.0, (load,))
         if Falsehood.TRAINER in kinds:
-            kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
-            yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
+            kind, remedy = rng.choice(list(m.FailureKind)), rng.choice(list(m.Remedy))
+            yield m.TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
         if Falsehood.AGAIN in kinds and self._sent:
             yield rng.choice(self._sent)
+
+
+class _HostileService(WitnessedPeer):
+    def __init__(self, hostile: HostilePeer, *args: Any, **options: Any) -> None:
+        self.hostile = hostile
+        super().__init__(*args, **options)
+
+    def make_session(
+        self,
+        hello: Callable[[str, int], m.Hello],
+        kind: Callable[..., MasterSession] = MasterSession,
+    ) -> MasterSession:
+        return super().make_session(hello, partial(_HostileSession, self))
+
+    def make_reducer(self) -> Reducer:
+        return _HostileReducer(self)
+
+    def hello(self, master_host: str, local_port: int) -> m.Hello:
+        return self.hostile.greeting(super().hello(master_host, local_port))
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.hostile.harass, self)
+            try:
+                await super().run()
+            finally:
+                nursery.cancel_scope.cancel()
 
 
 class _HostileSession(MasterSession):
     """Says other things to the master than its daemon does."""
 
-    def __init__(
-        self,
-        hostile: HostilePeer,
-        service: PeerService,
-        *args: Any,
-        hello: Callable[[str, int], Hello],
-        **options: Any,
-    ) -> None:
-        def greet(host: str, port: int) -> Hello:
-            return hostile.greeting(hello(host, port))
-
-        super().__init__(*args, hello=greet, **options)
-        self._hostile = hostile
+    def __init__(self, service: _HostileService, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._service = service
 
-    def tell(self, message: Message) -> None:
-        for sent in self._hostile.instead(self._service, message):
+    def tell(self, message: m.Message) -> None:
+        for sent in self._service.hostile.instead(self._service, message):
             super().tell(sent)
+
+
+class _HostileReducer(Reducer):
+    def __init__(self, service: _HostileService) -> None:
+        super().__init__(service.context, service.hub, service.state_service)
+        self._service = service
+
+    def make_reduction(self, *args: Any, **options: Any) -> Reduction:
+        reduction = super().make_reduction(*args, **options)
+        _HostileSending(self._service.hostile, self._service, reduction)
+        return reduction
 
 
 class _HostileSending:

@@ -7,14 +7,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
+from ..checkpoint.checkpoint_store import CheckpointStore
 from ..collectives.reduction import Reduction
 from ..collectives.spot_check import SpotCheck
-from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..daemon.peer.peer_config import PeerConfig
+from ..daemon.peer.reducer import Reducer
+from ..daemon.peer.trainer.port import TrainerPort
 from ..membership.master.rounds.audits import ALONE_MAX
 from ..protocol.messages import Audited, AuditOrder, ChunkFinding
+from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer
+from .witnessed_services import WitnessedPeer
 
 
 class Corrupts(Protocol):
@@ -27,14 +32,19 @@ class Corrupts(Protocol):
     @property
     def lie_count(self) -> int: ...
 
-    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
-        """Return factories for a service that is about to be made, with parts that lie."""
+    def service(
+        self,
+        config: PeerConfig,
+        network: Network,
+        trainer: TrainerPort,
+        *,
+        checkpoints: CheckpointStore | None,
+    ) -> WitnessedPeer:
+        """Make a service with parts that lie."""
         ...
 
 
 class Lie(enum.Enum):
-    """A liar's behaviour."""
-
     OWNER = "owner"  # uses one contribution in place of all others
     CHECKER = "checker"  # reports other sums in all chunks that it checks
     CONTRIBUTOR = "contributor"  # sends checkers something else than it sent the owners
@@ -79,19 +89,16 @@ class LyingPeer:
     def lie_count(self) -> int:
         return len(self.lied_in)
 
-    def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
-        """Return factories with the part that tells this lie."""
-        make = factories.reduction
+    def service(self, *args: Any, **options: Any) -> WitnessedPeer:
+        """Make a service with the part that tells this lie."""
+        return _LyingService(self, *args, **options)
 
-        def make_lying(*args: Any, **options: Any) -> Reduction:
-            reduction = make(*args, **options)
-            if self.lie is Lie.OWNER:
-                _LyingSums(self, reduction)
-            else:
-                reduction.audit = partial(self._audit, reduction)  # type: ignore[method-assign]
-            return reduction
-
-        return evolve(factories, reduction=make_lying)
+    def corrupt(self, reduction: Reduction) -> None:
+        """Make a reduction that has not begun lie."""
+        if self.lie is Lie.OWNER:
+            _LyingSums(self, reduction)
+        else:
+            reduction.audit = partial(self._audit, reduction)  # type: ignore[method-assign]
 
     def _audit(
         self, reduction: Reduction, order: AuditOrder, tell: Callable[[Audited], object]
@@ -101,6 +108,25 @@ class LyingPeer:
             context, added = reduction._context, reduction._adder.added
             check = _LyingCheck(self, context, added, reduction._hub, reduction._network)
             running.nursery.start_soon(check.take_part, order, reduction._link_wait_s, tell)
+
+
+class _LyingService(WitnessedPeer):
+    def __init__(self, liar: LyingPeer, *args: Any, **options: Any) -> None:
+        self.liar = liar
+        super().__init__(*args, **options)
+
+    def make_reducer(self) -> Reducer:
+        return _LyingReducer(self.context, self.hub, self.state_service, self.liar)
+
+
+@define(eq=False, slots=False)
+class _LyingReducer(Reducer):
+    _liar: LyingPeer
+
+    def make_reduction(self, *args: Any, **options: Any) -> Reduction:
+        reduction = super().make_reduction(*args, **options)
+        self._liar.corrupt(reduction)
+        return reduction
 
 
 class _LyingSums:

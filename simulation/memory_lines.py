@@ -36,7 +36,7 @@ class Sent:
 
 @define(eq=False)
 class MemoryLink:
-    """One direction between two hosts; shared by all their streams."""
+    """One direction between a group of hosts and all others; all streams share it."""
 
     delay_s: float
     bytes_per_s: float
@@ -122,7 +122,6 @@ class MemoryLines:
         self._shared.append((MemoryHostLine(behind, up), MemoryHostLine(behind, down)))
 
     def lines_between(self, source: str, target: str) -> list[MemoryHostLine]:
-        """Return the shared lines that a segment crosses."""
         crossed = []
         for out, into in self._shared:
             if (source in out.hosts) != (target in out.hosts):
@@ -148,10 +147,7 @@ class MemoryLines:
     # ------------------------------------------------------------ faults
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Hold all bytes between two hosts, or only those from ``a`` to ``b``.
-
-        Nothing breaks; new dials hang, because they need an answer.
-        """
+        """Hold all bytes to and from a host; ``frozen_hosts`` stops its tasks."""
         self._partitions.add((a, b))
         if not one_way:
             self._partitions.add((b, a))

@@ -277,7 +277,6 @@ class MemoryNetwork:
             await stream.aclose()
 
     async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
-        """See ``network.Network.dial``."""
         stream, target = await self._world.connect(self._host, address, DialKind.CONTROL)
         if target.party is not party or peer not in (None, target.peer):
             await stream.aclose()
@@ -285,17 +284,14 @@ class MemoryNetwork:
         return Channel(stream, target.party, target.peer, b"", str(address), stream.port)
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
-        """See ``network.Network.dial_lane``."""
         stream, _target = await self._world.connect(self._host, address, DialKind.LANE)
         return stream
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:
-        """See ``network.Network.open_hole``."""
         del towards
         return _MemoryHole(self._world, self._host, port or self._world.new_port(self._host))
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """See ``network.Network.dial_relay``."""
         stream, _target = await self._world.connect(self._host, address, DialKind.RELAY)
         return stream
 
@@ -321,7 +317,6 @@ class MemoryNetwork:
         on_lane: LaneHandler,
         name: str,
     ) -> None:
-        """See ``network.Network.welcome``."""
         assert isinstance(stream, MemoryStream)
         try:
             first = await stream.receive_some(1)

@@ -59,9 +59,7 @@ class Pipe:
         return self._lines.held(self.source.name, self.target.name)
 
     def _news_held(self) -> bool:
-        """Return whether the news that the reader is gone is held: it travels in the other
-        direction.
-        """
+        """Return whether the news that the reader is gone is held on its way back."""
         return self._lines.held(self.target.name, self.source.name)
 
     # ------------------------------------------------------------ the writer's end
@@ -282,9 +280,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     def crash(self) -> None:
-        """Break the stream because this end's host crashed; the other end learns it after the
-        delay.
-        """
+        """Break the stream: this end's host crashed; the other end learns it after the delay."""
         self._outward.lose_tail()
         self._outward.end(reset=True)
         self._inward.stop_reading()

@@ -226,9 +226,7 @@ class Scenario:
 
     @property
     def reduction_s(self) -> float:
-        """Rough duration of the largest fragment's reduction; lines carry contributions, then
-        results.
-        """
+        """Rough duration of the largest fragment's reduction: contributions, then results."""
         return 2.4 * 4 * max(self.tensors) / self.peers / self.bytes_per_s
 
 
@@ -383,9 +381,7 @@ def _mixed(rng: Random, peers: int) -> Scenario:
 
 
 def _enough(tensors: tuple[int, ...], fragments: int) -> tuple[int, ...]:
-    """Add tensors so that every fragment is large: a tiny one's update norm varies tenfold by
-    chance.
-    """
+    """Add tensors until each fragment is large: a tiny one's update norm varies by chance."""
     large = sum(size >= LARGE_MIN for size in tensors)
     return tensors + (LARGE_MIN,) * max(0, fragments - large)
 

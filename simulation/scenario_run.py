@@ -161,7 +161,6 @@ def format_state(swarm: Swarm) -> str:
 
 
 def format_leases(leases: Leases) -> str:
-    """Describe who holds which leases."""
     spent = leases.context.history.data.spent
     held = {peer[:8]: list(ranges) for peer, ranges in leases.held.items()}
     kept = {peer[:8]: list(each.ranges) for peer, each in leases.kept.items()}
@@ -198,8 +197,6 @@ def _first(error: BaseException | None) -> BaseException | None:
 
 
 class _ScenarioRun:
-    """One run of a scenario."""
-
     def __init__(self, scenario: Scenario, tell: Tell | None = None) -> None:
         self.scenario = scenario
         self.tell = tell
@@ -231,7 +228,6 @@ class _ScenarioRun:
         return RunOutcome.of(scenario.seed, self.happened, swarm)
 
     async def _suffer(self) -> None:
-        """Run with the scenario's faults, and then without."""
         await self._begin()
         for fault in self.scenario.faults:
             await self._inject(fault)
@@ -392,9 +388,7 @@ class _ScenarioRun:
                 raise ViolationError(event.text)
 
     async def _spend_leases(self) -> None:
-        """Wait until all that was leased by now is in committed work; a slow peer would take
-        long.
-        """
+        """Wait until all that was leased by now is committed; a slow peer would take long."""
         swarm = self.swarm
         if not self.scenario.samples or self.scenario.slowness > 1.0:
             return

@@ -185,7 +185,6 @@ class Swarm:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The rules of the master that runs."""
         assert self.master is not None
         return self.master.coordinator
 
@@ -287,8 +286,8 @@ class Swarm:
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
-        liar = self.liars.get(name)
-        service = WitnessedPeer(config, network, trainer, checkpoints=place, liar=liar)
+        make = self.liars[name].service if name in self.liars else WitnessedPeer
+        service = make(config, network, trainer, checkpoints=place)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
         trainer.tell_failed = service.training.failed_with
@@ -368,7 +367,6 @@ class Swarm:
             self._kill(twin)
 
     def leave(self, name: str) -> None:
-        """Make a peer drain and leave permanently."""
         self.left.add(name)
         with on_host(name):
             self.nursery.start_soon(self.peers[name].service.leave, "enough")
@@ -380,9 +378,7 @@ class Swarm:
         self._kick_again()
 
     def _kick_again(self) -> None:
-        """Repeat removals that are not on the master's disk: the operator has no confirmation
-        yet.
-        """
+        """Repeat removals that are not on the master's disk: no operator saw them confirmed."""
         for peer in sorted(self._kicked - set(self.coordinator.context.history.members.revoked)):
             self.decide(partial(self.coordinator.kick, peer, "because"))
 
@@ -455,19 +451,15 @@ class Swarm:
                 await trio.sleep(0.01)
 
     def notify(self) -> None:
-        """Wake all tasks in ``when``: something has changed."""
         self._changed.unpark_all()
 
     async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
-        """Wait as ``until``, for conditions that change only with a decision or effect of a
-        daemon.
-        """
+        """Wait as ``until``, for what changes only with a decision or effect of a daemon."""
         with trio.fail_after(within_s):
             while not condition():
                 await self._changed.park()
 
     async def commit(self, *, within_s: float) -> None:
-        """Wait for one more commit."""
         target = self.committed + 1
         await self.when(lambda: self.committed >= target, within_s=within_s)
 

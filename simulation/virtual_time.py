@@ -100,7 +100,6 @@ class Alarm:
             self._clock.set_alarm(self, at_s)
 
     def ring(self) -> None:
-        """Wake the waiting task now."""
         task, self._task, self.at_s = self._task, None, math.inf
         if task is not None:
             trio.lowlevel.reschedule(task)

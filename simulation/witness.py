@@ -60,13 +60,10 @@ class LeaseWitness:
     spent: set[int] = field(factory=set)
 
     def saw_post(self, peer: str, round_id: int, positions: Iterable[int]) -> None:
-        """Record what an update was trained on."""
         self.posts.setdefault((round_id, peer), []).append(frozenset(positions))
 
     def saw_commit(self, record: RoundCommitted) -> None:
-        """Check that a commit spends what its contributors trained on, and no sample a second
-        time.
-        """
+        """Check that a commit spends what its contributors trained on, and no sample twice."""
         commit = record.commit
         spent = frozenset(p for each in record.spent for p in range(each.start, each.stop))
         if twice := spent & self.spent:
@@ -94,9 +91,7 @@ class LeaseWitness:
         self.rounds.append(SpentRound(commit, frozenset(trained), spent))
 
     def _part(self, round_id: int, peer: str, spent: frozenset[int]) -> frozenset[int]:
-        """Return what a contributor's update was trained on; of several posts the one that was
-        taken.
-        """
+        """Return what a contributor's update, the one that was taken, was trained on."""
         posts = self.posts.get((round_id, peer), [])
         fitting = [each for each in posts if each - self.spent <= spent]
         if posts and not fitting:
@@ -200,9 +195,7 @@ class Witness:
         self.terms[peer, incarnation] = term
 
     def saw_contribution(self, peer: str, round_id: int, values: NDArray[np.float32]) -> None:
-        """Record a contribution; a peer posts again for a round if its trainer or daemon
-        restarted.
-        """
+        """Record a contribution; after a restart a peer posts again for a round."""
         self.contributions.setdefault((round_id, peer), []).append(values.copy())
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]

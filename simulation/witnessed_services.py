@@ -9,33 +9,21 @@ from typing import Any
 import trio
 from attrs import define, field
 
+from ..checkpoint.checkpoint_store import CheckpointStore
 from ..daemon.master.journal.journal_base import JournalAwayError
 from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
-from ..daemon.peer.master_session import SessionEnded
-from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..daemon.peer.master_session import Handlers, SessionEnded
+from ..daemon.peer.peer_service import PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
 from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
 from ..membership.peer.local_round import RoundState
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
+from ..protocol import messages as m
 from ..protocol.errors import HoldfastError
-from ..protocol.messages import (
-    Applied,
-    Commit,
-    Donate,
-    FragmentHead,
-    Message,
-    Reduce,
-    RefusalCode,
-    Synced,
-    SyncFragment,
-    View,
-    Welcome,
-)
 from .drifting_trainer import SimTrainer
-from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
 
@@ -72,7 +60,7 @@ class WitnessedMaster(MasterService):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, version, receiver
+        self._pinned: set[tuple[str, m.FragmentHead, str]] = set()  # donor, version, receiver
         self._ordered: set[tuple[int, int]] = set()  # rounds, attempts; later ones end a transfer
 
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
@@ -88,14 +76,14 @@ class WitnessedMaster(MasterService):
                 self._check_copies(effect.peer, effect.message)
         self.watch(decided)
 
-    def _check_copies(self, peer: str, message: Message) -> None:
+    def _check_copies(self, peer: str, message: m.Message) -> None:
         """Check that donors pin a version first, and that no copy is overtaken by a reduction."""
         match message:
-            case Donate():
+            case m.Donate():
                 self._pinned.add((peer, message.head, message.receiver))
-            case Reduce():
+            case m.Reduce():
                 self._ordered.add((message.round, message.attempt))
-            case SyncFragment(head=head):
+            case m.SyncFragment(head=head):
                 if not all((donor, head, peer) in self._pinned for donor in message.donors):
                     raise ViolationError(f"{peer[:8]} fetches {head} before it is pinned")
                 if peer not in self.coordinator.context.roster:
@@ -134,49 +122,49 @@ class WitnessedPeer(PeerService):
     apply_s: float = 0.0  # simulated duration of an outer step; computing takes no virtual time
     changed: Callable[[], None] | None = None
 
-    def __init__(self, *args: Any, liar: Corrupts | None = None, **options: Any) -> None:
-        checkpointer = partial(SlowCheckpointer, wall_clock=trio.current_time)
-        factories = PeerFactories(checkpointer=checkpointer)
-        if liar is not None:
-            factories = liar.corrupt(self, factories)
-        super().__init__(*args, factories=factories, **options)
+    def make_checkpointer(self, place: CheckpointStore | None) -> SlowCheckpointer:
+        return SlowCheckpointer(
+            self.context, self.state_service, place, wall_clock=trio.current_time
+        )
 
-    def _welcome(self, message: Welcome) -> None:
-        self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
-        super()._welcome(message)
+    def handlers(self) -> Handlers:
+        table = super().handlers()
+        return {kind: partial(self._hear, handler) for kind, handler in table.items()}
 
-    def _hear(self, message: Message | SessionEnded) -> None:
+    def _hear(self, handler: Callable[[Any], None], message: m.Message | SessionEnded) -> None:
         if fault := self._contradiction(message):
             raise ViolationError(f"{self.config.me[:8]} was sent {message}: {fault}")
-        super()._hear(message)
+        if isinstance(message, m.Welcome):
+            self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
+        handler(message)
 
-    def _contradiction(self, message: Message | SessionEnded) -> str:
+    def _contradiction(self, message: m.Message | SessionEnded) -> str:
         """Return the reason why an honest peer cannot be sent a message, or an empty string."""
         replica = self.replica
         match message:
-            case Welcome():
+            case m.Welcome():
                 for commit in message.committed:
                     here = replica.rounds.get(commit.round)
                     if here is None or here.digest not in (b"", commit.digest):
                         return "it holds another result"
-            case View():
+            case m.View():
                 if replica.view is not None and message.number < replica.view.number:
                     return f"its view is {replica.view.number}"
-            case Donate(head=head):
+            case m.Donate(head=head):
                 held = replica.fragments[head.fragment].version
                 if held not in (head.version, head.version - 1):
                     return f"it holds version {held}"
         return ""
 
-    def _perform(self, todo: list[PeerEffect]) -> None:
+    def perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:
-            if isinstance(effect, TellMaster) and isinstance(effect.message, Applied | Synced):
+            if isinstance(effect, TellMaster) and isinstance(effect.message, m.Applied | m.Synced):
                 self.witness.saw_root(self.config.me, effect.message.head)
-        super()._perform(todo)
+        super().perform(todo)
         if self.changed is not None:
             self.changed()
 
-    async def _apply(self, commit: Commit) -> None:
+    async def _apply(self, commit: m.Commit) -> None:
         result, order = self.reducer.result(commit.round), self.replica.rounds[commit.round].order
         assert order is not None
         if result.manifest != commit.manifest:
@@ -239,9 +227,7 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
 
 
 def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:
-    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its
-    messages.
-    """
+    """Raise ViolationError if checks harm an honest peer, or messages cost any its place."""
     if audits.contradictions and not liars:
         raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
@@ -249,16 +235,14 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
             case RecordDurably(record=PeerRevoked(peer=peer, reason=reason)) if peer not in liars:
                 if CONTRADICTED in reason:  # else the operator has removed it
                     raise ViolationError(f"{peer[:8]} is honest: {reason}")
-            case SendMessage(message=Reduce() as order):
+            case SendMessage(message=m.Reduce() as order):
                 _check_owners(order, audits)
-            case DropPeer(code=RefusalCode.PROTOCOL):
+            case DropPeer(code=m.RefusalCode.PROTOCOL):
                 raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
 
 
-def _check_owners(order: Reduce, audits: Auditing) -> None:
-    """Raise ViolationError if suspects of a contradiction own chunks when the round is run
-    again.
-    """
+def _check_owners(order: m.Reduce, audits: Auditing) -> None:
+    """Raise ViolationError if a round that is run again has a suspect as chunk owner."""
     contradicted = [each for each in audits.contradictions if each.round == order.round]
     suspects = {peer for each in contradicted for peer in each.suspects}
     if suspects.issuperset(each.peer for each in order.contributors):
@@ -269,7 +253,6 @@ def _check_owners(order: Reduce, audits: Auditing) -> None:
 
 
 def promoted(effects: list[Effect]) -> list[str]:
-    """Return the peers that were given a place."""
     return [
         effect.record.peer
         for effect in effects

@@ -91,11 +91,12 @@ def relay(
       holdfast relay holdfast1.... --advertise relay.example.org:29702 --max-rate 50 --quota 900
     """
     from ...protocol.messages import RelayOffer
-    from ..peer.run_peer import PeerOptions
-    from ..peer.run_relay import Relay
+    from ..peer.peer_options import PeerOptions
+    from ..peer.relay import run_relay
     from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
+    quota_bytes = 0 if quota is None else int(quota * 1e9)
     options = PeerOptions(
         invite=ticket,
         command=(),
@@ -105,10 +106,9 @@ def relay(
         advertise=advertise,
         http=Address("127.0.0.1", 0),
         patience_s=patience or None,
+        relay=RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True),
     )
-    quota_bytes = 0 if quota is None else int(quota * 1e9)
-    offer = RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True)
     with locked(folder):
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        trio.run(Relay(options, offer, tell).run)
+        trio.run(run_relay, options, tell)

@@ -159,7 +159,7 @@ def join(
     """
     from ...protocol.messages import RelayOffer
     from ..peer.availability import Volunteer
-    from ..peer.run_peer import PeerOptions
+    from ..peer.peer_options import PeerOptions
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
     from ..process.this_machine import raise_descriptor_limit
 

@@ -17,7 +17,8 @@ import trio
 
 from ..process.screen import Screen
 from ..process.this_machine import on_battery
-from .run_peer import Peer, PeerOptions
+from .peer_options import PeerOptions
+from .run_peer import Peer
 from .volunteer_limits import VolunteerLimits
 
 CHECK_S = 1.0  # between two checks of the clock and the power supply

@@ -20,12 +20,9 @@ from ...checkpoint import checkpoints
 from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
-from ...membership.peer.replica import Replica
 from ...protocol.messages import KeepState
-from ...protocol.network.interface import Network
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from .peer_config import PeerContext
 from .state_service import StateService
-from .trainer.port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 
@@ -39,9 +36,6 @@ REST = 10.0  # times as long as it took to write one passes before rounds make t
 class Checkpointer:
     """Writer of the shared state to a checkpoint store.
 
-    Args:
-      start: runs a task until the service ends.
-
     Attributes:
       place: the checkpoint store; None: no checkpoints are written.
       newest: the manifest of the last checkpoint that this process wrote, or None.
@@ -52,15 +46,9 @@ class Checkpointer:
 
     turn_bytes = TURN_BYTES
 
-    _config: PeerConfig
-    _network: Network
-    _trainer: TrainerPort
-    _replica: Replica
-    _report: PeerReport
-    _spec: CurrentSpec
+    _peer: PeerContext
     _state_service: StateService
     place: CheckpointStore | None
-    _start: Callable[..., None] = field(kw_only=True)
     _wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
     newest: Manifest | None = field(default=None, init=False)
     error: str = field(default="", init=False)
@@ -69,12 +57,13 @@ class Checkpointer:
     # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
     _since: tuple[int, float] | None = field(default=None, init=False)
     _branch: int | None = field(default=None, init=False)  # of the run's history at that time
+
     # ------------------------------------------------------------ while rounds go on
 
     def check(self) -> None:
         """Begin to write if a checkpoint is due. Called after each applied round and each view."""
-        state, replica = self._state_service.known_state, self._replica
-        if state is None or self._spec.known is None or self.writing:
+        state, replica = self._state_service.known_state, self._peer.replica
+        if state is None or self._peer.spec.known is None or self.writing:
             return
         heads = state.heads()
         if len(heads) < len(state.sizes):
@@ -91,19 +80,18 @@ class Checkpointer:
             if manifest is None or not checkpoints.pin(state, manifest, READER):
                 return  # the state is being changed: the next check comes soon
             self.writing = True
-            self._start(self._write, self.place, state, manifest)
+            self._peer.start(self._write, self.place, state, manifest)
         self._since, self._branch = (rounds, now_s), replica.branch
         if (
-            self._spec.value.checkpoint.trainer
+            self._peer.spec.value.checkpoint.trainer
             and replica.trainer.loaded
             and replica.trainer.training
         ):
-            self._trainer.tell(KeepState())
+            self._peer.trainer.tell(KeepState())
 
     def _writes(self) -> bool:
-        """Return whether this peer writes checkpoints."""
-        peers = self._spec.value.checkpoint.peers
-        return self._config.always_writes or self._replica.keeps_checkpoints(peers)
+        peers = self._peer.spec.value.checkpoint.peers
+        return self._peer.config.always_writes or self._peer.replica.keeps_checkpoints(peers)
 
     def _due(self, rounds: int, now_s: float) -> bool:
         """Return whether it is time for a checkpoint.
@@ -113,9 +101,9 @@ class Checkpointer:
         checkpoint must not hold a discarded state for long.
         """
         assert self._since is not None
-        if self._branch != self._replica.branch:
+        if self._branch != self._peer.replica.branch:
             return True
-        table, (rounds_then, then_s) = self._spec.value.checkpoint, self._since
+        table, (rounds_then, then_s) = self._peer.spec.value.checkpoint, self._since
         by_rounds = table.every_rounds and rounds // table.every_rounds != (
             rounds_then // table.every_rounds
         )
@@ -124,18 +112,18 @@ class Checkpointer:
 
     def _too_large(self, state: SharedState) -> bool:
         """Return whether the disk quota has no room for a checkpoint; this is reported once."""
-        disk_quota = self._config.disk_quota
+        disk_quota = self._peer.config.disk_quota
         if disk_quota is None or not (why := disk_quota.refuses(_size_bytes(state))):
             return False
         self._failed(StoreError(why))
         return True
 
     async def _write(self, place: CheckpointStore, state: SharedState, manifest: Manifest) -> None:
-        network, writing = self._network, self._begin(place, state, manifest)
+        network, writing = self._peer.network, self._begin(place, state, manifest)
         began_s = trio.current_time()
         try:
             try:
-                if self._config.disk_quota is not None:  # two at a time have to fit
+                if self._peer.config.disk_quota is not None:  # two at a time have to fit
                     await network.run_sync(lambda: self._prune(place))
                 while await network.run_sync(lambda: _turn(writing, self.turn_bytes)):
                     await self._between_turns()
@@ -157,7 +145,7 @@ class Checkpointer:
     def _begin(
         self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
-        writer = self._config.me[:WRITER_CHARS]
+        writer = self._peer.config.me[:WRITER_CHARS]
         return checkpoints.write(place, state, manifest, reader=READER, writer=writer)
 
     def _written(self, manifest: Manifest) -> None:
@@ -165,18 +153,18 @@ class Checkpointer:
 
     def _failed(self, error: StoreError) -> None:
         if str(error) != self.error:
-            self._report.notices.append(f"no checkpoint: {error}")
+            self._peer.report.notices.append(f"no checkpoint: {error}")
             log.warning("no checkpoint was written: %s", error)
         self.error = str(error)
 
     def _prune(self, place: CheckpointStore) -> None:
-        table, disk_quota = self._spec.value.checkpoint, self._config.disk_quota
+        table, disk_quota = self._peer.spec.value.checkpoint, self._peer.config.disk_quota
         keep_count, state = table.keep_count, self._state_service.known_state
         if disk_quota is not None and state is not None:
             keep_count = disk_quota.keep_count(keep_count, _size_bytes(state))
         checkpoints.prune(
             place,
-            self._config.run_id,
+            self._peer.config.run_id,
             keep_count=keep_count,
             keep_s=table.keep_s,
             now_s=self._wall_clock(),
@@ -192,7 +180,7 @@ class Checkpointer:
           raises StoreError. None if there is nothing to write, or it is written already.
         """
         place, state = self.place, self._state_service.known_state
-        if place is None or state is None or not self._replica.lineage:
+        if place is None or state is None or not self._peer.replica.lineage:
             return None
         if self._too_large(state):
             return None
@@ -205,16 +193,16 @@ class Checkpointer:
     def _last(
         self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
-        if self._config.disk_quota is not None and self._spec.known is not None:
+        if self._peer.config.disk_quota is not None and self._peer.spec.known is not None:
             self._prune(place)
         yield from self._begin(place, state, manifest)
         self._written(manifest)
-        if self._spec.known is not None:
+        if self._peer.spec.known is not None:
             self._prune(place)
 
     def _manifest(self, state: SharedState) -> Manifest | None:
-        replica, layout = self._replica, self._state_service.layout
-        spec, restored = self._spec.known, self._state_service.restored
+        replica, layout = self._peer.replica, self._state_service.layout
+        spec, restored = self._peer.spec.known, self._state_service.restored
         toml = spec.toml_text if spec is not None else restored.spec_toml if restored else ""
         if layout is None:
             return None

@@ -8,18 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 from attrs import define, field
 
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.lease_ranges import order_key
-from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Message, Rejected
+from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Rejected
 from ...protocol.pulse import Pulse
-from .peer_config import CurrentSpec
-from .trainer.port import TrainerPort
+from .peer_config import PeerContext
 
 LOOK_S = 0.25  # between two looks at how far the trainer is
 # The trainer goes on for this many deadlines without a master: it does so for one by itself, and
@@ -32,73 +27,65 @@ PRACTICE_S = 2.0
 
 @define(eq=False, slots=False)
 class DataService:
-    """The peer's side of the samplers of its trainer.
+    """The peer's side of the samplers of its trainer."""
 
-    Args:
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
-    """
-
-    _run_id: str
-    _trainer: TrainerPort
-    _replica: Replica
-    _spec: CurrentSpec
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
+    _peer: PeerContext
     _changed: Pulse = field(factory=Pulse, init=False)
 
     async def run(self) -> None:
         """Look after the trainer's samples until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
-            if self._replica.leases.length:
+            if self._peer.replica.leases.length:
                 self._look()
 
     def _look(self) -> None:
-        self._perform(self._replica.look_at_samples(self._trainer.samples()))
+        # A trainer is barred from rounds while it trains on void samples.
+        replica = self._peer.replica
+        barred = replica.leases.barred(self._peer.trainer.samples())
+        self._peer.perform(replica.trainer.bar(barred=barred))
         self._want()
 
     # ------------------------------------------------------------ the master
 
     def session_begins(self) -> None:
         """Tell the master what is held, and ask for what is wanted."""
-        claim = self._replica.leases.claim()
+        claim = self._peer.replica.leases.claim()
         if claim is not None:
-            self._tell(claim)
+            self._peer.tell(claim)
         self._want()
 
     def leased(self, message: Leased) -> None:
-        """Take the master's leases."""
-        self._replica.leases.leased(message)
+        self._peer.replica.leases.leased(message)
         self._changed.notify_all()
-        if self._replica.leases.length:
+        if self._peer.replica.leases.length:
             self._look()
 
     def _want(self) -> None:
-        spec, trainer = self._spec.known, self._replica.trainer
+        spec, trainer = self._peer.spec.known, self._peer.replica.trainer
         if spec is None or trainer.away or not trainer.attached or trainer.finished:
             return
         ahead_s = AHEAD_DEADLINES * spec.membership.deadline_s
-        wanted = self._replica.leases.want(trio.current_time(), ahead_s)
+        wanted = self._peer.replica.leases.want(trio.current_time(), ahead_s)
         if wanted is not None:
-            self._tell(wanted)
+            self._peer.tell(wanted)
 
     # ------------------------------------------------------------ the trainer
 
     def begin(self, hello: DrawHello) -> Drawn | Rejected:
         """Answer a sampler's first message, with the key of the samples' order."""
-        book = self._replica.leases
+        book = self._peer.replica.leases
         if not book.begin(hello.length, hello.ahead):
             return Rejected(
                 f"the trainer's samplers disagree: one has {book.length} samples, "
                 f"another one {hello.length}"
             )
         self._want()
-        seed = self._spec.value.data.seed
-        return self._refused(hello) or Drawn((), order_key(self._run_id, seed))
+        seed = self._peer.spec.value.data.seed
+        return self._refused(hello) or Drawn((), order_key(self._peer.config.run_id, seed))
 
     def _refused(self, hello: DrawHello) -> Rejected | None:
-        run_length = self._replica.leases.run_length
+        run_length = self._peer.replica.leases.run_length
         if run_length in (0, hello.length):
             return None
         return Rejected(
@@ -108,7 +95,7 @@ class DataService:
 
     async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
         """Return a data rank's next samples; wait until there are some."""
-        book, trainer = self._replica.leases, self._replica.trainer
+        book, trainer = self._peer.replica.leases, self._peer.replica.trainer
         idle_since_s = trio.current_time()
         while True:
             if (refused := self._refused(hello)) is not None:

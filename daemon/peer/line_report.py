@@ -43,5 +43,4 @@ def heaviest(sent_to: Mapping[str, Reading], members: int) -> list[tuple[str, Re
 
 
 def links_reported(members: int) -> int:
-    """Return how many links one of so many members reports."""
     return min(LINKS_REPORTED_MAX, LINKS_OF_ALL // members)

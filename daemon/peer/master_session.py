@@ -5,7 +5,7 @@
           ├── write     message queue -> stream
           ├── beat
           ├── renew     the certificate, in time
-          └── read      stream -> ``handle``; its end is the session's
+          └── read      stream -> ``handlers``; its end is the session's
 
 A broken connection is dialled again at once, and the session is resumed where it stopped. If that
 does not succeed within ``RESUME_S``, the session is over: queued messages are dropped, and the next
@@ -14,65 +14,43 @@ does not succeed within ``RESUME_S``, the session is over: queued messages are d
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import trio
 from attrs import frozen
 
 from ...membership.shared.brief_orders import OrderReader
 from ...membership.shared.views import changed_view
-from ...membership.spec.spec import RunSpec
+from ...protocol import messages as m
 from ...protocol.addresses import Address, host_of
-from ...protocol.durable_files import write_private
 from ...protocol.errors import (
     WRONG_CLOCK_HINT,
     EvictedError,
     RemoteProtocolError,
-    UserError,
     WrongClockError,
-    cause_of,
-)
-from ...protocol.messages import (
-    Heartbeat,
-    Hello,
-    Masters,
-    Message,
-    RefusalCode,
-    Refused,
-    Released,
-    Renew,
-    Renewed,
-    Resume,
-    Resumed,
-    View,
-    ViewChange,
-    Welcome,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
-from ...protocol.trust.authority import Party
-from ..advertised_hosts import doubt_of_loopback
-from ..process.exit_codes import ExitCode
-from ..process.paths import MASTERS_FILE
+from .master_search import (
+    BACKOFF_FIRST_S,
+    IS_IT_THERE,
+    WELCOME_S,
+    MasterSearch,
+    no_master,
+    why_not,
+)
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
 
 QUEUE_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
-DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
-BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
-# The master dials us back before it answers. One that was silent is not dialled for as long again
-# while there are others: they may give the lease to each other only because all members wait here.
-WELCOME_S = 3 * DIAL_S
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
-STAGGER_S = 1.0  # from dialling a master that does not answer to dialling the next one beside it
 # Share of the deadline: a master that is silent for longer is dialled again, since this machine's
 # address may have changed. The rest of the deadline is left for that, before the master declares
 # this peer dead.
@@ -83,26 +61,19 @@ BACKOFF_MAX_S = 2.0  # short: after a master restart, rounds wait for the last c
 
 # After these refusals the peer does not come back by itself.
 FINAL_CODES = {
-    RefusalCode.VERSION,
-    RefusalCode.TOKEN,
-    RefusalCode.RUN,
-    RefusalCode.LAYOUT,
-    RefusalCode.COPY,
-    RefusalCode.KICKED,
-    RefusalCode.FULL,
-    RefusalCode.FINISHED,
-    RefusalCode.LEFT,
+    m.RefusalCode.VERSION,
+    m.RefusalCode.TOKEN,
+    m.RefusalCode.RUN,
+    m.RefusalCode.LAYOUT,
+    m.RefusalCode.COPY,
+    m.RefusalCode.KICKED,
+    m.RefusalCode.FULL,
+    m.RefusalCode.FINISHED,
+    m.RefusalCode.LEFT,
 }
 
 # These refusals concern the master, not this peer: dial another address, or dial later.
-PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
-
-IS_IT_THERE = "is `holdfast master` running, and its port open? `holdfast doctor INVITE` tells"
-
-DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
-
-# This machine has no address, no route or no device.
-OFFLINE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+PASSING_CODES = {m.RefusalCode.SUPERSEDED, m.RefusalCode.BUSY}
 
 # Errors of a connection that broke.
 SESSION_ERRORS = (
@@ -120,16 +91,20 @@ class SessionEnded:
     """The session is over and cannot be resumed."""
 
 
+Handlers = dict[type[m.Message | SessionEnded], Callable[[Any], None]]
+
+
 class MasterSession:
     """The connection of a peer to its run's master, kept up until the peer leaves.
 
     Args:
-      spec: this session sets it with each ``Welcome``.
+      spec: is known once the first ``Welcome`` is handled.
       hello: returns the greeting for a master at a host, from a local port.
       obeys: returns whether this peer may obey the master of a term and nonce.
-      handle: takes the master's messages, and the end of a session that had a ``Welcome``.
 
     Attributes:
+      handlers: what handles each type of the master's messages, and the end of a session that had a
+        ``Welcome``; messages of other types are ignored.
       released: set when the master lets this peer go, or refuses it after it asked to leave.
       leaving: this peer wants to leave.
       finished: the run is over, and the session may end.
@@ -142,38 +117,34 @@ class MasterSession:
         report: PeerReport,
         spec: CurrentSpec,
         *,
-        hello: Callable[[str, int], Hello],
+        hello: Callable[[str, int], m.Hello],
         obeys: Callable[[int, bytes], bool],
-        handle: Callable[[Message | SessionEnded], None],
     ) -> None:
         self.released = trio.Event()
         self.leaving = False
         self.finished = False
         self._config = config
-        self._network = network
         self._report = report
         self._spec = spec
         self._hello = hello
         self._obeys = obeys
-        self._handle = handle
-        self._masters = list(config.masters)
-        self._last: Address | None = None  # of the last session
-        self._silent: dict[Address, float] = {}  # who took a greeting and did not answer, and when
-        self._message_queue: trio.MemorySendChannel[Message] | None = None
+        self.handlers: Handlers = {}
+        self.search = MasterSearch(config, network, report)
+        self._message_queue: trio.MemorySendChannel[m.Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
-        self._view: View | None = None  # the newest of this session
+        self._view: m.View | None = None  # the newest of this session
         self._orders = OrderReader()
 
     @property
     def _silence_share(self) -> float:
-        return SILENCE_SHARE_OF_SEVERAL if len(self._masters) > 1 else SILENCE_SHARE
+        return SILENCE_SHARE_OF_SEVERAL if len(self.search.masters) > 1 else SILENCE_SHARE
 
     @property
     def connected(self) -> bool:
         return self._message_queue is not None
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         """Send a message to the master, in order; without a session it is dropped."""
         if self._conversation is not None and not self._conversation.sends(message):
             self._hang_up("the master confirms nothing")
@@ -187,9 +158,7 @@ class MasterSession:
             self._message_queue = None
 
     def tell_addresses(self) -> None:
-        """Tell the master where this peer can be dialled now: the session goes on over a new
-        connection.
-        """
+        """Tell the master where this peer can be dialled now, over a new connection."""
         if self._message_queue is not None:
             self._message_queue.close()
             self._message_queue = None
@@ -224,17 +193,17 @@ class MasterSession:
 
             # The master of the last session comes last: it may be frozen, and another one lead the
             # run.
-            untried = sorted(self._answering(), key=lambda each: each == self._last)
+            untried = sorted(self.search.answering(), key=lambda each: each == self.search.last)
             while untried:
-                reached = await self._dial_first(untried, failed)
+                reached = await self.search.first(untried, failed)
                 if reached is None:
                     break
                 address, channel = reached
-                clock_logged, self._last = False, address
+                clock_logged, self.search.last = False, address
                 began_s = trio.current_time()
                 await self._hold(address, channel)
                 while self._conversation is not None:
-                    address = self._last = await self._go_on(address)
+                    address = self.search.last = await self._go_on(address)
                 if self.released.is_set():
                     return
                 last_contact_s = trio.current_time()
@@ -243,74 +212,12 @@ class MasterSession:
                     break  # the order is from before that session: its own master comes last now
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
-                raise no_master(self._masters, failure, hint)
+                raise no_master(self.search.masters, failure, hint)
             if hint == WRONG_CLOCK_HINT and not clock_logged:
                 log.warning("%s: %s", failure, hint)  # the clock may yet be set, as after a boot
                 clock_logged = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
-
-    async def _dial_first(
-        self, untried: list[Address], failed: Callable[[Exception], None]
-    ) -> tuple[Address, Channel] | None:
-        """Dial masters in turn, and return the first that answers; None if none does.
-
-        A master whose process is frozen is reached by the kernel and never answers: after
-        ``STAGGER_S`` the next one is dialled beside it. While one does not answer, those that
-        refused are dialled again: one of them may take the run over meanwhile. Those that were
-        dialled are taken from ``untried``.
-        """
-        found: list[tuple[Address, Channel]] = []
-        refused: list[Address] = []
-        pending = 0
-
-        async def dial(address: Address, over: trio.Event) -> None:
-            nonlocal pending
-            try:
-                channel = await self._dial(address)
-            except DIAL_ERRORS as error:
-                failed(error)
-                refused.append(address)
-            else:
-                if found:  # at the same moment as another one
-                    with trio.CancelScope(shield=True):
-                        await trio.aclose_forcefully(channel.stream)
-                    return
-                found.append((address, channel))
-                nursery.cancel_scope.cancel()
-            finally:
-                pending -= 1
-                over.set()
-
-        async with trio.open_nursery() as nursery:
-            again: list[Address] = []
-            while not found and (untried or pending):
-                if not untried and not again:
-                    again, refused = refused, []
-                    await trio.sleep(STAGGER_S)
-                    continue
-                over, pending = trio.Event(), pending + 1
-                nursery.start_soon(dial, (untried or again).pop(0), over)
-                with trio.move_on_after(STAGGER_S):
-                    await over.wait()
-        return found[0] if found else None
-
-    def _answering(self) -> list[Address]:
-        """Return the masters without those that were silent lately; all if no other is left."""
-        lately_s = trio.current_time() - WELCOME_S
-        return [
-            m for m in self._masters if self._silent.get(m, lately_s) <= lately_s
-        ] or self._masters
-
-    async def _dial(self, address: Address) -> Channel:
-        """Connect to the master at an address; raises ``DIAL_ERRORS``."""
-        try:
-            with trio.fail_after(DIAL_S):
-                return await self._network.dial(address, party=Party.MASTER)
-        except DIAL_ERRORS as error:
-            self._report.phase = "looking for the master"
-            self._report.why = f"{address}: {why_not(error)}"
-            raise
 
     async def _go_on(self, address: Address) -> Address:
         """Resume the session over a new connection, or end it; return the address that is used from
@@ -321,7 +228,9 @@ class MasterSession:
         deadline_s = self._spec.value.membership.deadline_s
         reached = None
         with trio.move_on_after(max(RESUME_S, (1 - self._silence_share) * deadline_s)):
-            reached = await self._reach([address, *(m for m in self._answering() if m != address)])
+            reached = await self.search.reach(
+                [address, *(each for each in self.search.answering() if each != address)]
+            )
         if reached is None:
             self._end()
             return address
@@ -332,19 +241,12 @@ class MasterSession:
         await trio.sleep(RESUME_PAUSE_S)
         return where
 
-    async def _reach(self, masters: Sequence[Address]) -> tuple[Address, Channel] | None:
-        """Dial for as long as this machine is offline; return None if it is online and no master
-        answers.
-        """
-        while True:
-            errors: list[Exception] = []
-            reached = await self._dial_first(list(masters), errors.append)
-            if reached is not None or not all(map(_means_offline, errors)):
-                return reached
-            await trio.sleep(BACKOFF_FIRST_S)
+    def _handle(self, message: m.Message | SessionEnded) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(message)
 
     def _end(self) -> None:
-        """End the session."""
         self._message_queue = None
         if self._conversation is not None:
             self._conversation = None
@@ -356,9 +258,9 @@ class MasterSession:
             await self._converse(address, channel)
         except EvictedError as error:
             self._end()
-            code = RefusalCode(error.code)
-            if (code is RefusalCode.LEFT and self.leaving) or (
-                code is RefusalCode.FINISHED and self.finished
+            code = m.RefusalCode(error.code)
+            if (code is m.RefusalCode.LEFT and self.leaving) or (
+                code is m.RefusalCode.FINISHED and self.finished
             ):
                 self.released.set()  # as expected; ``drain`` ends the service
                 return
@@ -392,36 +294,32 @@ class MasterSession:
             with trio.fail_after(WELCOME_S):
                 first = await stream.receive()
         except trio.TooSlowError:
-            self._silent[address] = trio.current_time()
+            self.search.was_silent(address)
             raise
-        if isinstance(first, Refused):
+        if isinstance(first, m.Refused):
             raise EvictedError(first.code.value, first.reason)
-        if not isinstance(first, Welcome):
+        if not isinstance(first, m.Welcome):
             raise RemoteProtocolError(f"{type(first).__name__} instead of Welcome")
         if not self._obeys(first.term, first.nonce):
             why = f"this peer obeys a newer master of the run; term {first.term} is over"
-            await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
+            await stream.send_final(m.Refused(m.RefusalCode.SUPERSEDED, why))
             raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
-        self._learn(first.masters)
+        self.search.learn(first)
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
         self._orders = OrderReader()
-        self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
-        self._welcome(first)
+        self._message_queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        self._handle(first)
         await self._hold_on(stream, conversation, queue)
 
-    def _welcome(self, message: Welcome) -> None:
-        self._spec.known = RunSpec.parse(message.spec_toml)
-        self._handle(message)
-
     async def _resume(
-        self, stream: MessageStream, hello: Hello, conversation: Conversation
+        self, stream: MessageStream, hello: m.Hello, conversation: Conversation
     ) -> bool:
         """Ask the master to resume the session and return whether it does."""
         term, nonce = self._with
         await stream.send(
-            Resume(
+            m.Resume(
                 hello.run_id,
                 hello.incarnation,
                 term,
@@ -433,7 +331,7 @@ class MasterSession:
         )
         with trio.fail_after(RESUME_S):
             answer = await stream.receive()
-        if not isinstance(answer, Resumed):
+        if not isinstance(answer, m.Resumed):
             return False
         conversation.confirm(answer.received)
         return True
@@ -442,7 +340,7 @@ class MasterSession:
         self,
         stream: MessageStream,
         conversation: Conversation,
-        queue: trio.MemoryReceiveChannel[Message] | None = None,
+        queue: trio.MemoryReceiveChannel[m.Message] | None = None,
     ) -> None:
         """Exchange messages until the connection ends; after a mere break the session can be
         resumed.
@@ -453,7 +351,7 @@ class MasterSession:
         """
         spec = self._spec.value
         if queue is None:
-            self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+            self._message_queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
             for message in conversation.missing():
                 self._message_queue.send_nowait(message)
         ended: Exception | None = None  # the writer may end the session before the reader does
@@ -474,26 +372,20 @@ class MasterSession:
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
-    def _learn(self, masters: Sequence[str]) -> None:
-        """Take the addresses at which the run's master may be, beside those known at the start."""
-        before, credentials = self._masters, self._config.credentials
-        self._masters = with_masters(self._config.masters, masters)
-        if credentials is not None and self._masters != before:
-            with suppress(OSError):  # it is known until this process ends
-                write_private(credentials.directory / MASTERS_FILE, "\n".join(masters).encode())
+    def take_certificate(self, message: m.Renewed) -> None:
+        if self._config.credentials is not None:
+            self._config.credentials.replace_certificate(message.certificate_pem)
 
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
     ) -> Exception:
-        """Handle the master's messages until the connection ends and return the error that ended
-        it.
-        """
+        """Handle the master's messages until the connection ends and return its error."""
         try:
             silence_s = self._silence_share * deadline_s
             with trio.fail_after(silence_s) as silence:
                 while True:
                     message = await stream.receive()
-                    if isinstance(message, Refused):
+                    if isinstance(message, m.Refused):
                         return EvictedError(message.code.value, message.reason)
                     conversation.hears(message)
                     self._receive(message)
@@ -501,32 +393,18 @@ class MasterSession:
         except SESSION_ERRORS as error:
             return error
 
-    def _receive(self, message: Message) -> None:
-        if isinstance(message, ViewChange):
+    def _receive(self, message: m.Message) -> None:
+        if isinstance(message, m.ViewChange):
             message = changed_view(self._view, message)
         message = self._orders.whole(message, self._view)
-        match message:
-            case Heartbeat():
-                self._report.left_s = message.left_s
-            case Masters():
-                self._learn(message.masters)
-            case Released():
-                self.released.set()
-            case Renewed():
-                if self._config.credentials is not None:
-                    self._config.credentials.replace_certificate(message.certificate_pem)
-            case Welcome():  # the run got its initial weights meanwhile
-                self._welcome(message)
-            case View():
-                self._view = message
-                self._handle(message)
-            case _:
-                self._handle(message)
+        if isinstance(message, m.View):
+            self._view = message
+        self._handle(message)
 
     async def _write(
         self,
         stream: MessageStream,
-        queue: trio.MemoryReceiveChannel[Message],
+        queue: trio.MemoryReceiveChannel[m.Message],
         session: trio.CancelScope,
     ) -> None:
         with suppress(*SESSION_ERRORS):  # the reader reports the reason
@@ -538,7 +416,7 @@ class MasterSession:
         sequence = 0
         while True:
             received = 0 if self._conversation is None else self._conversation.received
-            self.tell(Heartbeat(sequence, received))
+            self.tell(m.Heartbeat(sequence, received))
             sequence += 1
             await trio.sleep(every_s)
 
@@ -548,34 +426,4 @@ class MasterSession:
             return
         while True:
             await trio.sleep(RENEW_EVERY_S)
-            self.tell(Renew(credentials.identity.request_pem(self._config.name)))
-
-
-def with_masters(known: Sequence[Address], masters: Sequence[str]) -> list[Address]:
-    """Return the known addresses and these, as far as they are addresses."""
-    found = list(known)
-    for text in masters:
-        with suppress(UserError):
-            found.append(Address.parse(text))
-    return list(dict.fromkeys(found))
-
-
-def _means_offline(error: Exception) -> bool:
-    """Return whether a dial failed because this machine is offline."""
-    if not isinstance(error, OSError | trio.TooSlowError):
-        return False
-    cause = cause_of(error)
-    return getattr(cause, "errno", None) in OFFLINE or isinstance(cause, socket.gaierror)
-
-
-def why_not(error: Exception) -> str:
-    """Format one of ``DIAL_ERRORS``."""
-    return str(error) or "it does not answer in time"
-
-
-def no_master(addresses: Sequence[Address], failure: str, hint: str = IS_IT_THERE) -> UserError:
-    return UserError(
-        f"no master of this run at {', '.join(map(str, addresses))}: {failure}",
-        exit_code=ExitCode.UNREACHABLE,
-        hint=(doubt_of_loopback(addresses) if hint == IS_IT_THERE else "") or hint,
-    )
+            self.tell(m.Renew(credentials.identity.request_pem(self._config.name)))

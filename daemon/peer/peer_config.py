@@ -1,17 +1,21 @@
-"""A peer's configuration, its status report, and the run's spec once it is known."""
+"""What the parts of a peer share: its configuration, its rules, its report, the run's spec."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import define, field
 
+from ...membership.peer.peer_effects import PeerEffect
+from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
-from ...protocol.messages import RelayOffer
+from ...protocol.messages import Message, RelayOffer
+from ...protocol.network.interface import Network
 from ...protocol.trust.credentials import Credentials
+from .trainer.port import TrainerPort
 from .volunteer_limits import DiskQuota
 
 NOTICES_MAX = 20  # newest notices to the operator that the status page shows
@@ -47,6 +51,7 @@ class PeerConfig:
 class PeerReport:
     """The part of the status page that the services write."""
 
+    number: int = 0  # of this member; 0: not known
     phase: str = "starting"
     why: str = ""
     left_s: float = 0.0  # until the run's end, as the master said last; 0.0: not known
@@ -56,9 +61,7 @@ class PeerReport:
 
 @define(eq=False)
 class CurrentSpec:
-    """The run's spec: None until the first ``Welcome``. The session sets it, everything else reads
-    it.
-    """
+    """The run's spec: None until the first ``Welcome``."""
 
     known: RunSpec | None = None
 
@@ -67,3 +70,29 @@ class CurrentSpec:
         """Return the spec; nothing that needs it begins before the first ``Welcome``."""
         assert self.known is not None
         return self.known
+
+    def take(self, toml: str) -> RunSpec:
+        """Take the text of a message from the master."""
+        self.known = RunSpec.parse(toml)
+        return self.known
+
+
+@define(eq=False)
+class PeerContext:
+    """What all parts of a peer share.
+
+    Attributes:
+      start: runs a task until the service ends.
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
+    """
+
+    config: PeerConfig
+    network: Network
+    trainer: TrainerPort
+    replica: Replica
+    start: Callable[..., None]
+    tell: Callable[[Message], None]
+    perform: Callable[[list[PeerEffect]], None]
+    report: PeerReport = field(factory=PeerReport)
+    spec: CurrentSpec = field(factory=CurrentSpec)

@@ -1,6 +1,4 @@
-"""A machine's identity and its certificate for the run: stored by an earlier process, or
-requested.
-"""
+"""A machine's identity and its certificate for the run: stored earlier, or requested."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ from ...protocol.trust.invite import Invite
 from ..advertised_hosts import doubt_of_loopback
 from ..process.exit_codes import ExitCode
 from ..process.paths import make_private
-from .master_session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
+from .master_search import BACKOFF_FIRST_S, no_master
+from .master_session import BACKOFF_MAX_S
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
 APPROVAL_S = 5.0  # between two questions whether the run operator has approved this machine

@@ -1,15 +1,8 @@
 """The peer service: one machine's part in the run.
 
-``membership.peer.replica.Replica`` decides what happens when; this service carries out its effects.
-Its parts do the work:
-
-    MasterSession   the connection to the master (``master_session``)
-    LinkHub         the links to the other members (``collectives.links.hub``)
-    StateService    the shared state in memory, fetched and served (``state_service``)
-    Checkpointer    the shared state on disk (``checkpointer``)
-    Reducer         rounds: reductions, repairs, outer steps (``reducer``)
-    TrainerService  the local trainer (``trainer_service``)
-    DataService     leases on the trainer's samples (``data_service``)
+``membership.peer.replica.Replica`` decides what happens when; the parts, which ``wiring`` connects,
+do the work. Here are the tasks, and the two tables: which part handles a message of the master
+(``handlers``), and which one carries out an effect of the rules (``perform``).
 
     run                              one nursery; a bug in any task ends the process
      ├── network.serve               connections of other members: links, lanes, reachability tests
@@ -24,9 +17,8 @@ Its parts do the work:
      ├── await_last_weights          at the run's end, if its last weights are not here
      └── write        (if due)       a checkpoint, in pieces
 
-A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this
-is plain (not async) code on one event loop, so each event is handled completely before the next
-one.
+All of this is plain (not async) code on one event loop, so each event is handled completely before
+the next one.
 """
 
 from __future__ import annotations
@@ -34,69 +26,32 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import trio
-from attrs import frozen
 
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...checkpoint.shared_state import SharedState
-from ...collectives.links.hub import LinkHub
 from ...collectives.links.link_parts import LaneRules
-from ...collectives.links.rates.rate_limiter import RateLimiter
-from ...collectives.reduction import Reduction
-from ...membership.peer import peer_effects
+from ...membership.peer import peer_effects as effects
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
+from ...protocol import messages as m
 from ...protocol.addresses import Address
 from ...protocol.errors import NO_LAST_WEIGHTS, EvictedError
-from ...protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    AuditOrder,
-    Commit,
-    Diagnose,
-    Donate,
-    Finished,
-    Flush,
-    Hello,
-    KeptState,
-    Leased,
-    Leaving,
-    Load,
-    Message,
-    ModelLayout,
-    NewSpec,
-    Notice,
-    Progress,
-    RelayPair,
-    Release,
-    Repair,
-    Route,
-    RouteKind,
-    StopRelayingPair,
-    SupplyWeights,
-    TrainerAttached,
-    View,
-    Welcome,
-)
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
-from ..port_mapping.gateway_search import find_gateways
-from ..port_mapping.port_mapper import PortMapper
-from .checkpointer import Checkpointer
-from .data_service import DataService
-from .master_session import MasterSession, SessionEnded
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .reducer import Reducer
-from .relay_service import RelayWork, make_forwarder
-from .state_service import StateService
+from .master_session import Handlers, SessionEnded
+from .peer_config import PeerConfig, PeerContext
 from .trainer.port import TrainerPort
-from .trainer_service import TrainerService
+from .wiring import WiredPeer
 
 log = logging.getLogger("holdfast.peer")
+
+M = TypeVar("M", bound=m.Message)
 
 PROGRESS_S = 1.0
 # From one report of progress to the next, per member of the run: with 500 members each reports
@@ -106,20 +61,14 @@ PROGRESS_PER_MEMBER_S = 0.01
 LAST_WEIGHTS_S = 10.0
 
 
-@frozen
-class PeerFactories:
-    """Makers of the parts; the simulator replaces some of them."""
-
-    session: Callable[..., MasterSession] = MasterSession
-    checkpointer: Callable[..., Checkpointer] = Checkpointer
-    reduction: Callable[..., Reduction] = Reduction
-
-
-class PeerService:
+class PeerService(WiredPeer):
     """One peer of a run, on any ``Network`` with any ``TrainerPort``.
 
     Args:
       checkpoints: where checkpoints are written; None: nowhere.
+
+    Attributes:
+      finished: set when the run is over, and its last weights are here or will not come.
     """
 
     def __init__(
@@ -129,105 +78,30 @@ class PeerService:
         trainer: TrainerPort,
         *,
         checkpoints: CheckpointStore | None = None,
-        factories: PeerFactories | None = None,
     ) -> None:
-        factories = factories or PeerFactories()
-        start, perform = self._start, self._perform
-        self.config = config
-        self.network = network
-        self.replica = replica = Replica(config.me)
-        self.report = report = PeerReport()
-        self._trainer = trainer
-        self._spec = spec = CurrentSpec()
-        self.session = factories.session(
-            config,
-            network,
-            report,
-            spec,
-            hello=self._hello,
-            obeys=replica.obeys,
-            handle=self._hear,
-        )
-        tell = self.session.tell
-        self.hub = hub = LinkHub(
-            network,
-            config.me,
-            on_message=lambda peer, message: self.state_service.on_link_message(peer, message),
-            tell_master=tell,
-            upload=_cap(config.upload_bytes_per_s),
-            download=_cap(config.download_bytes_per_s),
-        )
-        self.state_service = StateService(
-            config,
-            network,
-            hub,
-            trainer,
-            replica,
-            report,
-            spec,
-            start=start,
-            tell=tell,
-            perform=perform,
-        )
-        self.reducer = Reducer(
-            config,
-            network,
-            hub,
-            spec,
-            self.state_service,
-            replica,
-            start=start,
-            tell=tell,
-            perform=perform,
-            make_reduction=factories.reduction,
-        )
-        self.data = DataService(config.run_id, trainer, replica, spec, tell=tell, perform=perform)
-        self.training = TrainerService(
-            network,
-            hub,
-            trainer,
-            replica,
-            report,
-            spec,
-            self.state_service,
-            self.data,
-            local_checkpoint=config.local_checkpoint,
-            residual_of=self.reducer.residual_of,
-            forget_residuals=self.reducer.forget_residuals,
-            start=start,
-            tell=tell,
-            perform=perform,
-        )
-        self.checkpointer = factories.checkpointer(
+        context = PeerContext(
             config,
             network,
             trainer,
-            replica,
-            report,
-            spec,
-            self.state_service,
-            checkpoints,
-            start=start,
+            Replica(config.me),
+            start=self.start,
+            tell=lambda message: self.session.tell(message),
+            perform=self.perform,
         )
-        self.relay: RelayWork | None = None
-        if config.relay is not None:
-            self.relay = RelayWork(make_forwarder(config.relay, network, spec), tell)
-        self.ports = PortMapper(lambda: find_gateways(self._bound), self.session.tell_addresses)
-        self.number = 0
+        super().__init__(context, self.hello, checkpoints)
+        self.session.handlers = self.handlers()
         self.finished = trio.Event()
-        self._bound: Sequence[Address] = ()
         self._awaits_weights = False  # the run is over, and its last weights are not here
         self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._progress_sent: Progress | None = None
+        self._progress_sent: m.Progress | None = None
         self._session_begins = True  # the next view is the first one of a session
         self._view_term = 0  # of the master whose view came last
 
     @property
     def spec(self) -> RunSpec | None:
-        """The run's spec; None until the first session."""
-        return self._spec.known
+        return self.context.spec.known
 
     @property
     def state(self) -> SharedState | None:
@@ -235,10 +109,8 @@ class PeerService:
 
     @property
     def rounds_wanted(self) -> int:
-        """The rounds after which the run is finished; 0: it has no end, or that is not known
-        yet.
-        """
-        return 0 if self._spec.known is None else self._spec.known.run.rounds
+        """The rounds after which the run is finished; 0: no end, or not known yet."""
+        return 0 if self.context.spec.known is None else self.context.spec.known.run.rounds
 
     # ------------------------------------------------------------ life
 
@@ -252,9 +124,9 @@ class PeerService:
         with self._stop:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._bound = await nursery.start(self._serve)
+                self.bound = await nursery.start(self._serve)
                 nursery.start_soon(self.hub.run)
-                nursery.start_soon(self._trainer.run, self.training)
+                nursery.start_soon(self.context.trainer.run, self.training)
                 nursery.start_soon(self.data.run)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
@@ -265,15 +137,14 @@ class PeerService:
         if self._refusal is not None:
             raise self._refusal
 
-    def _start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run a task until the service ends."""
+    def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(function, *args)
 
     async def _serve(
         self, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        await self.network.serve(
+        await self.context.network.serve(
             self.config.bind,
             self._on_channel,
             self.hub.handle_lane,
@@ -286,21 +157,18 @@ class PeerService:
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
-        """Drain, then end ``run``."""
         await self.drain(reason)
         self.stop()
 
     async def drain(self, reason: str) -> None:
-        """Finish the round in flight and wait for the master's release; the trainer stays
-        attached.
-        """
-        session, spec = self.session, self._spec.known
+        """Finish the round in flight and wait for the master's release; the trainer stays."""
+        session, spec = self.session, self.context.spec.known
         session.leaving = True
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
             if session.connected:
                 session.tell(self.training.progress())
-                session.tell(Leaving(reason))
+                session.tell(m.Leaving(reason))
                 await session.released.wait()
 
     async def _keep_session(self) -> None:
@@ -331,18 +199,16 @@ class PeerService:
     # ------------------------------------------------------------ the master's messages
 
     def _addresses(self, master_host: str) -> tuple[str, ...]:
-        """Return where other machines may dial this one: neighbours first, who need not go by the
-        router.
-        """
-        own = dialable(self._bound, self.config.advertise, master_host)
+        """Return where other machines may dial this one, the addresses of its own network first."""
+        own = dialable(self.bound, self.config.advertise, master_host)
         mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
         return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
 
-    def _hello(self, master_host: str, local_port: int) -> Hello:
+    def hello(self, master_host: str, local_port: int) -> m.Hello:
         config, replica = self.config, self.replica
-        return Hello(
-            VERSION_MIN,
-            VERSION_MAX,
+        return m.Hello(
+            m.VERSION_MIN,
+            m.VERSION_MAX,
             config.run_id,
             config.name,
             self._addresses(master_host),
@@ -355,125 +221,160 @@ class PeerService:
             config.download_bytes_per_s or 0.0,
             replica.term,
             replica.nonce,
-            tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
+            tuple(m.KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
             __version__,
             config.relay,
             local_port,
         )
 
-    def _welcome(self, message: Welcome) -> None:
-        self.number = message.number
+    def handlers(self) -> Handlers:
+        """Return the table of the master's messages: which part handles each type."""
+        session, replica, by_rules = self.session, self.replica, self._by_rules
+        course = replica.course
+        table: Handlers = {
+            # the session
+            m.Welcome: self._welcome,
+            SessionEnded: self._session_ended,
+            m.Heartbeat: self._heartbeat,
+            m.Masters: session.search.learn,
+            m.Renewed: session.take_certificate,
+            m.Released: lambda _message: session.released.set(),
+            # the run
+            m.View: self._view,
+            m.NewSpec: self._new_spec,
+            m.Notice: self._notice,
+            m.Finish: by_rules(replica.finish),
+            # rounds
+            m.Open: by_rules(course.open),
+            m.Reduce: by_rules(course.reduce),
+            m.Flush: by_rules(course.flush),
+            m.Diagnose: self.reducer.diagnose,
+            m.Repair: by_rules(course.repair),
+            m.Commit: by_rules(course.commit),
+            m.Abort: by_rules(course.abort),
+            m.AuditOrder: self.reducer.audit,
+            # copies of the state
+            m.SyncFragment: by_rules(replica.sync),
+            m.Donate: self.state_service.pin,
+            m.Release: self._release,
+            # the trainer
+            m.SupplyWeights: lambda _message: self.training.supply_weights(),
+            m.Leased: self.data.leased,
+            # links
+            m.Route: self._route,
+        }
+        if self.relay is not None:
+            table |= {m.RelayPair: self.relay.desk.carry, m.StopRelayingPair: self.relay.stop}
+        return table
+
+    def _by_rules(self, decide: Callable[[M], list[PeerEffect]]) -> Callable[[M], None]:
+        return lambda message: self.perform(decide(message))
+
+    def _welcome(self, message: m.Welcome) -> None:
+        spec = self.context.spec.take(message.spec_toml)
         self._progress_sent = None
-        spec = self._spec.value
         reduce = spec.reduce
         self.hub.configure(
             rules=LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion),
             silence_s=spec.link_silence_s,
             donor_share=spec.sync.donor_share,
         )
-        self.report.phase = "in the run"
-        self.report.why = "" if message.lineage else "waiting for the run's initial weights"
+        report = self.report
+        report.number, report.phase = message.number, "in the run"
+        report.why = "" if message.lineage else "waiting for the run's initial weights"
         self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         diloco = spec.diloco
-        self._perform(self.replica.welcome(message, diloco.sync_every, diloco.fragments))
+        self.perform(self.replica.welcome(message, diloco.sync_every, diloco.fragments))
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
-            self.session.tell(TrainerAttached(self.training.layout))
+            self.session.tell(m.TrainerAttached(self.training.layout))
         elif self.training.failed is not None:
             self.session.tell(self.training.failed)
         self.data.session_begins()
 
+    def _session_ended(self, _event: SessionEnded) -> None:
+        self._session_begins = True
+        self.perform(self.replica.trainer.extend_limit())
+        self.start(self._bound_extension, self.replica.trainer.extension_count)
+
     async def _bound_extension(self, extension: int) -> None:
         """Limit the trainer's steps without a master, once a deadline has passed."""
-        await trio.sleep(self._spec.value.membership.deadline_s)
-        self._perform(self.replica.trainer.bound_extension(extension))
+        await trio.sleep(self.context.spec.value.membership.deadline_s)
+        self.perform(self.replica.trainer.bound_extension(extension))
 
-    def _hear(self, message: Message | SessionEnded) -> None:
-        match message:
-            case SessionEnded():
-                self._session_begins = True
-                self._perform(self.replica.trainer.extend_limit())
-                self._start(self._bound_extension, self.replica.trainer.extension_count)
-            case Welcome():
-                self._welcome(message)
-            case View():
-                same = self.replica.term == self._view_term
-                first, self._session_begins = self._session_begins, False
-                self._view_term = self.replica.term
-                self.hub.set_members(message.members, back=first and same, new_master=not same)
-                if any(m.peer == self.config.me and not m.reachable for m in message.members):
-                    self.ports.need()
-                self._perform(self.replica.receive(message))
-                if self.replica.trainer.in_sync:
-                    self.state_service.clear_partial()
-                self.checkpointer.check()
-            case SupplyWeights():
-                self.training.supply_weights()
-            case AuditOrder():
-                self.reducer.audit(message)
-            case Leased():
-                self.data.leased(message)
-            case Route():
-                self.hub.set_route(message)
-                if message.kind is not RouteKind.DIRECT:
-                    self.ports.need()
-            case RelayPair() | StopRelayingPair() if self.relay is not None:
-                self.relay.hear(message)
-            case NewSpec():
-                self._spec.known = RunSpec.parse(message.spec_toml)
-                self._perform(self.replica.trainer.set_total_steps(message.total_steps))
-            case Notice():
-                log.warning("notice from the master: %s", message.text)
-                self.report.notices.append(message.text)
-            case _:
-                self._perform(self.replica.receive(message))
+    def _heartbeat(self, message: m.Heartbeat) -> None:
+        self.report.left_s = message.left_s
 
-    def _use_layout(self, layout: ModelLayout) -> None:
+    def _view(self, message: m.View) -> None:
+        same = self.replica.term == self._view_term
+        first, self._session_begins = self._session_begins, False
+        self._view_term = self.replica.term
+        self.hub.set_members(message.members, back=first and same, new_master=not same)
+        if any(each.peer == self.config.me and not each.reachable for each in message.members):
+            self.ports.need()
+        self.perform(self.replica.take_view(message))
+        if self.replica.trainer.in_sync:
+            self.state_service.clear_partial()
+        self.checkpointer.check()
+
+    def _new_spec(self, message: m.NewSpec) -> None:
+        self.context.spec.take(message.spec_toml)
+        self.perform(self.replica.trainer.set_total_steps(message.total_steps))
+
+    def _notice(self, message: m.Notice) -> None:
+        log.warning("notice from the master: %s", message.text)
+        self.report.notices.append(message.text)
+
+    def _release(self, message: m.Release) -> None:
+        if message.receiver == self.config.me:
+            self.perform(self.replica.stop_copy(message))
+        else:
+            self.state_service.unpin(message)
+
+    def _route(self, message: m.Route) -> None:
+        self.hub.set_route(message)
+        if message.kind is not m.RouteKind.DIRECT:
+            self.ports.need()
+
+    def _use_layout(self, layout: m.ModelLayout) -> None:
         if self.state_service.use_layout(layout):
             self.training.admit()
 
     # ------------------------------------------------------------ effects
 
-    def _perform(self, todo: list[PeerEffect]) -> None:
+    def perform(self, todo: list[PeerEffect]) -> None:
         """Carry out the replica's effects, in order; nothing in here waits."""
-        trainer = self._trainer
         for effect in todo:
             match effect:
-                case peer_effects.TellMaster(message=message):
+                case effects.TellMaster(message):
                     self.session.tell(message)
-                case peer_effects.TellTrainer(message=message):
-                    trainer.tell(message)
-                case peer_effects.ReloadTrainer(step=step, step_limit=limit, spoilt=spoilt):
-                    trainer.tell(Load(step, limit, self.finished.is_set(), spoilt))
-                case peer_effects.StartReduction(order=order, contribute=contribute):
+                case effects.TellTrainer(message):
+                    self.context.trainer.tell(message)
+                case effects.ReloadTrainer(step, limit, spoilt):
+                    self.context.trainer.tell(m.Load(step, limit, self.finished.is_set(), spoilt))
+                case effects.StartReduction(order, contribute):
                     self.reducer.start(order, contribute=contribute)
-                case peer_effects.FlushReduction(order=Flush() as order):
+                case effects.FlushReduction(order):
                     self.reducer.flush(order)
-                case peer_effects.DiagnoseReduction(order=Diagnose() as order):
-                    self.reducer.diagnose(order)
-                case peer_effects.RepairReduction(order=Repair() as order):
+                case effects.RepairReduction(order):
                     self.reducer.repair(order)
-                case peer_effects.StopReduction(round=round_id):
-                    self.reducer.stop(round_id)
-                case peer_effects.ApplyRound(commit=commit):
-                    self._start(self._apply, commit)
-                case peer_effects.StoreResult(round=round_id):
-                    self.reducer.store(round_id)
-                case peer_effects.DropRound(round=round_id):
-                    self.reducer.drop(round_id)
-                case peer_effects.FetchFragment(order=order):
+                case effects.StopReduction(number):
+                    self.reducer.stop(number)
+                case effects.ApplyRound(commit):
+                    self.start(self._apply, commit)
+                case effects.StoreResult(number):
+                    self.reducer.store(number)
+                case effects.DropRound(number):
+                    self.reducer.drop(number)
+                case effects.FetchFragment(order):
                     self.reducer.forget_residual(order.head.fragment)
                     self.state_service.fetch(order)
-                case peer_effects.StopFetch(fragment=fragment):
+                case effects.StopFetch(fragment):
                     self.state_service.stop_fetch(fragment)
-                case peer_effects.PinFragment(order=Donate() as order):
-                    self.state_service.pin(order)
-                case peer_effects.UnpinFragment(order=Release() as order):
-                    self.state_service.unpin(order)
-                case peer_effects.DiscardState():
+                case effects.DiscardState():
                     layout = self.state_service.discard()
                     self.reducer.forget_residuals()
                     self.training.reject("the run's state was replaced; start the script again")
@@ -482,7 +383,7 @@ class PeerService:
         if self.replica.trainer.finished:
             self._finish_if_done()
 
-    async def _apply(self, commit: Commit) -> None:
+    async def _apply(self, commit: m.Commit) -> None:
         await self.reducer.apply(commit)
         if self.report.phase == "in the run":
             self.report.why = ""  # a peer that supplied the initial weights waited for them
@@ -498,12 +399,10 @@ class PeerService:
         elif not self._awaits_weights:
             self._awaits_weights = True
             self.report.why = "the run is over; a copy of its last weights is on its way"
-            self._start(self._await_last_weights)
+            self.start(self._await_last_weights)
 
     async def _await_last_weights(self) -> None:
-        """Let the master bring this peer in sync, which has no result of the last round or was
-        still copying.
-        """
+        """Let the master bring this peer in sync, which lacks the run's last weights."""
         await trio.sleep(LAST_WEIGHTS_S)
         while self.replica.fetching:
             await trio.sleep(PROGRESS_S)
@@ -513,7 +412,7 @@ class PeerService:
 
     def _finish(self) -> None:
         self.report.phase, self.report.why = "finished", ""
-        self._trainer.tell(Finished())
+        self.context.trainer.tell(m.Finished())
         self.session.finished = True
         self.finished.set()
 
@@ -521,7 +420,3 @@ class PeerService:
 def progress_every_s(member_count: int) -> float:
     """Return the seconds from one report of progress to the next in a run of so many members."""
     return max(PROGRESS_S, PROGRESS_PER_MEMBER_S * member_count)
-
-
-def _cap(bytes_per_s: float | None) -> RateLimiter | None:
-    return None if bytes_per_s is None else RateLimiter(bytes_per_s)

@@ -27,27 +27,13 @@ from ...collectives.encoded_input import EncodedInput
 from ...collectives.links.hub import LinkHub
 from ...collectives.reduction import ReduceResult, Reduction
 from ...diloco.outer import outer_step
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.manifest import is_everywhere
 from ...membership.spec.spec import DilocoTable
+from ...protocol import messages as m
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
-from ...protocol.messages import (
-    AuditOrder,
-    Commit,
-    Diagnose,
-    Diagnosis,
-    Flush,
-    FragmentHead,
-    Held,
-    Message,
-    Reduce,
-    Repair,
-)
-from ...protocol.network.interface import Network
 from .line_report import measured
-from .peer_config import CurrentSpec, PeerConfig
+from .peer_config import PeerContext
 from .state_service import StateService
 
 log = logging.getLogger("holdfast.peer")
@@ -69,24 +55,11 @@ class _Running:
 
 @define(eq=False, slots=False)
 class Reducer:
-    """Reductions, repairs and outer steps of one peer.
+    """Reductions, repairs and outer steps of one peer."""
 
-    Args:
-      start: runs a task until the service ends.
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
-    """
-
-    _config: PeerConfig
-    _network: Network
+    _peer: PeerContext
     _hub: LinkHub
-    _spec: CurrentSpec
     _state_service: StateService
-    _replica: Replica
-    _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
-    _make_reduction: Callable[..., Reduction] = field(default=Reduction, kw_only=True)
     # By round, these three.
     _running: dict[int, _Running] = field(factory=dict, init=False)
     _inputs: dict[int, EncodedInput] = field(factory=dict, init=False)
@@ -96,36 +69,16 @@ class Reducer:
 
     # ------------------------------------------------------------ reducing
 
-    def start(self, order: Reduce, *, contribute: bool) -> None:
+    def start(self, order: m.Reduce, *, contribute: bool) -> None:
         """Begin a reduction; it replaces an earlier one of the round, even if that is complete."""
         self._end(order.round)
-        posted, fragment = self._state_service.posted, order.fragment
-        known_input = self._inputs.get(order.round) if contribute else None
 
         def lost(error: PeerLostError) -> None:
             if self._running.get(order.round) is running:
                 self._failed(order.round, reduction.attempt, (error.peer,), error.reason)
 
         try:
-            reduction = self._make_reduction(
-                order,
-                self._config.me,
-                self._state_service.size(fragment),
-                self._hub,
-                self._network,
-                # The trainer posts nothing new before the next round opens.
-                posted.values(fragment) if contribute else None,
-                posted.counters(fragment) if contribute else None,
-                encoded_input=known_input,
-                residual=self.residual_of(fragment) if contribute and known_input is None else None,
-                # The momentum changes only when the round is over.
-                momentum=self._state_service.state.momentum(fragment) if contribute else None,
-                # A member that cannot be reached is named before the master finds an unexplained
-                # stall.
-                link_wait_s=self._spec.value.link_deadline_s,
-                audited=self._spec.value.reduce.audit > 0,
-                on_lost=lost,
-            )
+            reduction = self.make_reduction(order, lost, contribute=contribute)
         except RemoteProtocolError as error:
             self._failed(order.round, order.attempt, (), str(error))
             return
@@ -133,10 +86,40 @@ class Reducer:
             self._inputs[order.round] = reduction.encoded_input
         if not self._running.keys() - self._results.keys():
             self._hub.take_measurements()  # drop measurements from before, when no round ran
-        running = self._running[order.round] = _Running(reduction, self._spec.value.diloco)
-        self._start(self._serve, order, running)
+        running = self._running[order.round] = _Running(reduction, self._peer.spec.value.diloco)
+        self._peer.start(self._serve, order, running)
 
-    async def _serve(self, order: Reduce, running: _Running) -> None:
+    def make_reduction(
+        self, order: m.Reduce, on_lost: Callable[[PeerLostError], None], *, contribute: bool
+    ) -> Reduction:
+        """Make the reduction of an order.
+
+        Raises:
+          RemoteProtocolError: the order cannot be carried out.
+        """
+        posted, fragment = self._state_service.posted, order.fragment
+        known_input = self._inputs.get(order.round) if contribute else None
+        spec = self._peer.spec.value
+        return Reduction(
+            order,
+            self._peer.config.me,
+            self._state_service.size(fragment),
+            self._hub,
+            self._peer.network,
+            # The trainer posts nothing new before the next round opens.
+            posted.values(fragment) if contribute else None,
+            posted.counters(fragment) if contribute else None,
+            encoded_input=known_input,
+            residual=self.residual_of(fragment) if contribute and known_input is None else None,
+            # The momentum changes only when the round is over.
+            momentum=self._state_service.state.momentum(fragment) if contribute else None,
+            # A member that cannot be reached is named before the master finds an unexplained stall.
+            link_wait_s=spec.link_deadline_s,
+            audited=spec.reduce.audit > 0,
+            on_lost=on_lost,
+        )
+
+    async def _serve(self, order: m.Reduce, running: _Running) -> None:
         reduction = running.reduction
 
         def whole(result: ReduceResult) -> None:
@@ -144,8 +127,8 @@ class Reducer:
                 return
             self._results[order.round] = result
             if reduction.attempt == order.attempt:  # the plan did not account for a repair
-                self._tell(measured(self._hub))
-            effects = self._replica.reduction_done(
+                self._peer.tell(measured(self._hub))
+            effects = self._peer.replica.course.reduction_done(
                 order.round,
                 reduction.attempt,
                 result.digest,
@@ -153,7 +136,7 @@ class Reducer:
                 result.norm_sums,
                 result.momentum_square,
             )
-            self._perform(effects)
+            self._peer.perform(effects)
 
         with running.scope:
             try:
@@ -167,28 +150,27 @@ class Reducer:
         """Return the reductions that have begun and whose round is not over."""
         return [running.reduction for running in self._running.values()]
 
-    def audit(self, order: AuditOrder) -> None:
+    def audit(self, order: m.AuditOrder) -> None:
         """Send checkers this peer's contribution again, or check chunks, and report."""
         if (running := self._running.get(order.round)) is not None:
-            running.reduction.audit(order, self._tell)
+            running.reduction.audit(order, self._peer.tell)
 
-    def flush(self, order: Flush) -> None:
+    def flush(self, order: m.Flush) -> None:
         """Accept nothing more from the lost members and report the chunks that are held."""
         running = self._running.get(order.round)
         if running is not None:  # else it failed here, and the master was told
             results = running.reduction.flush(order.lost)
-            self._tell(Held(order.round, order.attempt, results))
+            self._peer.tell(m.Held(order.round, order.attempt, results))
 
-    def diagnose(self, order: Diagnose) -> None:
+    def diagnose(self, order: m.Diagnose) -> None:
         """Report what the reduction waits for and what it holds."""
         running = self._running.get(order.round)
         if running is None or running.reduction.attempt != order.attempt:
-            self._tell(Diagnosis(order.round, order.attempt))
+            self._peer.tell(m.Diagnosis(order.round, order.attempt))
         else:
-            self._tell(running.reduction.diagnosis())
+            self._peer.tell(running.reduction.diagnosis())
 
-    def repair(self, order: Repair) -> None:
-        """Continue without the lost members."""
+    def repair(self, order: m.Repair) -> None:
         running = self._running.get(order.round)
         if running is None:
             return  # it failed here, and the master was told
@@ -216,9 +198,9 @@ class Reducer:
         self._inputs.pop(round_id, None)
 
     def _move_result(self, reduction: Reduction, *, to_send: bool) -> None:
-        if (folder := self._config.versions) is not None:
+        if (folder := self._peer.config.versions) is not None:
             move = partial(reduction.move_result, folder, to_send=to_send)
-            self._start(self._network.run_sync, move)
+            self._peer.start(self._peer.network.run_sync, move)
 
     def _end(self, round_id: int) -> None:
         running = self._running.pop(round_id, None)
@@ -249,7 +231,9 @@ class Reducer:
         bad: bool = False,
     ) -> None:
         log.info("round %d attempt %d fails here: %s", round_id, attempt, reason)
-        self._perform(self._replica.reduction_failed(round_id, attempt, accused, bad, reason))
+        self._peer.perform(
+            self._peer.replica.course.reduction_failed(round_id, attempt, accused, bad, reason)
+        )
 
     # ------------------------------------------------------------ error feedback
 
@@ -259,7 +243,7 @@ class Reducer:
         Returns:
           The residual; None without error feedback.
         """
-        reduce = self._spec.value.reduce
+        reduce = self._peer.spec.value.reduce
         codec, _zstd = parse_codec(reduce.codecs(fragment)[0])
         if not (codec.lossy and reduce.feedback_decay):
             self.forget_residual(fragment)
@@ -269,9 +253,9 @@ class Reducer:
         self._residuals[fragment].decay = np.float32(reduce.feedback_decay)
         return self._residuals[fragment]
 
-    def settle(self, commit: Commit) -> None:
+    def settle(self, commit: m.Commit) -> None:
         """Update the residual for a contribution that is committed. Heavy."""
-        me, contributors = self._config.me, [c.peer for c in commit.contributors]
+        me, contributors = self._peer.config.me, [c.peer for c in commit.contributors]
         if me not in contributors:
             return
         if not is_everywhere(commit.manifest, contributors.index(me)):
@@ -280,9 +264,7 @@ class Reducer:
             encoded.settle()
 
     def forget_residual(self, fragment: int) -> None:
-        """Drop a residual: the fragment is fetched again, or some chunk left the contribution
-        out.
-        """
+        """Drop a residual: the fragment is fetched again, or a chunk lacks the contribution."""
         self._residuals.pop(fragment, None)
 
     def forget_residuals(self) -> None:
@@ -291,10 +273,9 @@ class Reducer:
     # ------------------------------------------------------------ applying
 
     def result(self, round_id: int) -> ReduceResult:
-        """Return the held result of a round."""
         return self._results[round_id]
 
-    async def apply(self, commit: Commit) -> None:
+    async def apply(self, commit: m.Commit) -> None:
         """Take the outer step with the held result and report it."""
         state, diloco = self._state_service.state, self._running[commit.round].diloco
         result = self.result(commit.round)
@@ -310,9 +291,9 @@ class Reducer:
                     nesterov=diloco.nesterov,
                 )
 
-        def work() -> FragmentHead:
+        def work() -> m.FragmentHead:
             self.settle(commit)
             return state.apply(commit.fragment, commit.version + 1, result.counters, step)
 
-        head = await self._network.run_sync(work)
-        self._perform(self._replica.applied(commit.round, head))
+        head = await self._peer.network.run_sync(work)
+        self._peer.perform(self._peer.replica.course.applied(commit.round, head))

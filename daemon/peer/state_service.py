@@ -27,33 +27,14 @@ from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.layout_difference import layout_difference
+from ...protocol import messages as m
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
-from ...protocol.messages import (
-    KEPT_STATES_MAX,
-    BlocksRefused,
-    BlocksRequest,
-    CopyProgress,
-    Donate,
-    FragmentHead,
-    FragmentSize,
-    Index,
-    IndexRequest,
-    Message,
-    ModelLayout,
-    Release,
-    SyncFragment,
-    WeightsSupplied,
-)
-from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
 from ..process.memory_check import check_room
 from .line_report import measured
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .trainer.port import TrainerPort
+from .peer_config import PeerContext
 
 log = logging.getLogger("holdfast.peer")
 
@@ -61,11 +42,6 @@ log = logging.getLogger("holdfast.peer")
 @define(eq=False, slots=False)
 class StateService:
     """Owner of the shared state and of the arena in which the trainer posts.
-
-    Args:
-      start: runs a task until the service ends.
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
 
     Attributes:
       layout: the run's; None until it is known.
@@ -76,17 +52,9 @@ class StateService:
         sync.
     """
 
-    _config: PeerConfig
-    _network: Network
+    _peer: PeerContext
     _hub: LinkHub
-    _trainer: TrainerPort
-    _replica: Replica
-    _report: PeerReport
-    _spec: CurrentSpec
-    _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
-    layout: ModelLayout | None = field(default=None, init=False)
+    layout: m.ModelLayout | None = field(default=None, init=False)
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
     received_bytes: int = field(default=0, init=False)
@@ -99,7 +67,7 @@ class StateService:
     _copying: bool = field(default=True, init=False)
     _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     # (version, progress) by fragment.
-    _progress: dict[int, CopyProgress] = field(factory=dict, init=False)
+    _progress: dict[int, m.CopyProgress] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
@@ -113,12 +81,12 @@ class StateService:
         assert self.known_posted is not None
         return self.known_posted
 
-    def size(self, fragment: int) -> FragmentSize:
+    def size(self, fragment: int) -> m.FragmentSize:
         return self.state.sizes[fragment]
 
     # ------------------------------------------------------------ layout and memory
 
-    def use_layout(self, layout: ModelLayout) -> bool:
+    def use_layout(self, layout: m.ModelLayout) -> bool:
         """Allocate the shared state for the run's tensors and begin to serve it.
 
         Returns:
@@ -133,28 +101,30 @@ class StateService:
             self._allocate(layout, self._sizes(layout))
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
-        self._donor = Donor(self.state, self._hub, self._network)
+        self._donor = Donor(self.state, self._hub, self._peer.network)
         if self._joiner is not None and self._joiner.partial_copies is not None:
             self._joiner.partial_copies.close()
-        folder, limit_bytes = self._config.partial, self._config.partial_bytes
+        folder, limit_bytes = self._peer.config.partial, self._peer.config.partial_bytes
         partial_copies = None if folder is None else PartialCopies(folder, limit_bytes=limit_bytes)
         self._joiner = Joiner(
             self.state,
             self._hub,
-            self._network,
+            self._peer.network,
             partial_copies=partial_copies,
             on_disk=self._on_disk,
         )
-        self._start(self._donate, self._donor, self._donor_scope)
+        self._peer.start(self._donate, self._donor, self._donor_scope)
         return True
 
-    def _sizes(self, layout: ModelLayout) -> tuple[FragmentSize, ...]:
-        return sizes_of(fragments_of(layout, self._spec.value.diloco))
+    def _sizes(self, layout: m.ModelLayout) -> tuple[m.FragmentSize, ...]:
+        return sizes_of(fragments_of(layout, self._peer.spec.value.diloco))
 
-    def _allocate(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
-        check_room(sizes, self._config.memory_bytes)
-        shared, self.known_posted = self._trainer.open_arenas(sizes)
-        self.known_state = SharedState(sizes, shared, self._config.run_id, self._config.versions)
+    def _allocate(self, layout: m.ModelLayout, sizes: tuple[m.FragmentSize, ...]) -> None:
+        check_room(sizes, self._peer.config.memory_bytes)
+        shared, self.known_posted = self._peer.trainer.open_arenas(sizes)
+        self.known_state = SharedState(
+            sizes, shared, self._peer.config.run_id, self._peer.config.versions
+        )
         self.layout = layout
 
     # ------------------------------------------------------------ checkpoints of earlier processes
@@ -175,7 +145,7 @@ class StateService:
         found = checkpoints.newest(place, self._check_run, tell)
         if not any(self._load(each, tell) for each in found):
             return False
-        self.kept = list(islice(filter(self._same_run, found), KEPT_STATES_MAX))
+        self.kept = list(islice(filter(self._same_run, found), m.KEPT_STATES_MAX))
         return True
 
     def _same_run(self, other: Checkpoint) -> bool:
@@ -187,10 +157,8 @@ class StateService:
             taken.sizes,
         )
 
-    def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
-        """Return a version from a checkpoint on disk, for ``Joiner``; blocks, so call it in a
-        thread.
-        """
+    def _on_disk(self, head: m.FragmentHead) -> tuple[FragmentArrays, bytes] | None:
+        """Return a version from a checkpoint on disk, for ``Joiner``; call it in a thread."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:
@@ -200,7 +168,7 @@ class StateService:
         return None
 
     def _check_run(self, manifest: Manifest) -> str:
-        run_id = self._config.run_id
+        run_id = self._peer.config.run_id
         if manifest.run_id != run_id:
             raise CheckpointError(f"of run {manifest.run_id[:16]}, and this one is {run_id[:16]}")
         return ""
@@ -215,7 +183,7 @@ class StateService:
             self._forget()
             return False
         self.restored = manifest
-        self._replica.restored(
+        self._peer.replica.restored(
             bytes.fromhex(manifest.lineage),
             len(manifest.sizes),
             manifest.fragment_heads(),
@@ -225,7 +193,7 @@ class StateService:
         )
         return True
 
-    def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
+    def check_restored(self, layout: m.ModelLayout | None, lineage: bytes) -> None:
         """Discard the restored state if the run, now known, is another one."""
         if self.known_state is None or self._donor is not None:
             return
@@ -234,12 +202,14 @@ class StateService:
             return
         text = f"the checkpoint that was loaded here is not the run's: {difference}"
         log.warning("%s", text)
-        self._report.notices.append(text)
+        self._peer.report.notices.append(text)
         self._forget()
         self.restored = None
-        self._replica.restored(b"", 0, (), 0, self._replica.term, self._replica.nonce)
+        self._peer.replica.restored(
+            b"", 0, (), 0, self._peer.replica.term, self._peer.replica.nonce
+        )
 
-    def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
+    def _difference(self, layout: m.ModelLayout | None, lineage: bytes) -> str:
         """Return how the restored state differs from the run's; empty if it does not."""
         assert self.layout is not None
         if layout is None:
@@ -266,7 +236,7 @@ class StateService:
 
     # ------------------------------------------------------------ beginning and end of a lineage
 
-    def discard(self) -> ModelLayout | None:
+    def discard(self) -> m.ModelLayout | None:
         """Forget a state that is not the run's and return its layout."""
         log.warning("the state here belongs to another lineage than the run's: discarded")
         layout = self.layout
@@ -284,12 +254,12 @@ class StateService:
                 state.load_initial(fragment, posted.values(fragment), posted.counters(fragment))
                 posted.release(fragment)
 
-        await self._network.run_sync(work)
+        await self._peer.network.run_sync(work)
         heads = state.heads()
         lineage = state.lineage()
-        self._replica.founded(lineage, heads)
-        self._report.why = ""  # it waited for these weights
-        self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._peer.replica.founded(lineage, heads)
+        self._peer.report.why = ""  # it waited for these weights
+        self._peer.tell(m.WeightsSupplied(layout, state.sizes, heads, lineage))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -297,24 +267,24 @@ class StateService:
         with scope:
             await donor.run()
 
-    def pin(self, order: Donate) -> None:
+    def pin(self, order: m.Donate) -> None:
         if self.known_state is not None:
             self.known_state.pin(order.head.fragment, order.head.version, order.receiver)
 
-    def unpin(self, order: Release) -> None:
+    def unpin(self, order: m.Release) -> None:
         if self.known_state is not None:
             self.known_state.release(order.fragment, order.version, order.receiver)
 
-    async def on_link_message(self, peer: str, message: Message) -> None:
+    async def on_link_message(self, peer: str, message: m.Message) -> None:
         """Take a message of state transfer from a link's control stream.
 
         Raises:
           RemoteProtocolError: it does not belong there.
         """
-        if isinstance(message, IndexRequest | BlocksRequest):
+        if isinstance(message, m.IndexRequest | m.BlocksRequest):
             if self._donor is not None:
                 self._donor.receive(peer, message)
-        elif isinstance(message, Index | BlocksRefused):
+        elif isinstance(message, m.Index | m.BlocksRefused):
             if self._joiner is not None:
                 self._joiner.receive(peer, message)
         else:
@@ -322,10 +292,10 @@ class StateService:
 
     # ------------------------------------------------------------ fetching from other peers
 
-    def fetch(self, order: SyncFragment) -> None:
+    def fetch(self, order: m.SyncFragment) -> None:
         self._copying = True
         scope = self._fetches[order.head.fragment] = trio.CancelScope()
-        self._start(self._fetch, order, scope)
+        self._peer.start(self._fetch, order, scope)
 
     def stop_fetch(self, fragment: int) -> None:
         scope = self._fetches.pop(fragment, None)
@@ -337,28 +307,27 @@ class StateService:
         """Delete partial copies: this peer is in sync, so nothing needs them."""
         if self._copying and self._joiner is not None:
             self._copying, self.kept = False, []
-            self._start(self._joiner.clear_partial)
+            self._peer.start(self._joiner.clear_partial)
 
-    def copies(self) -> tuple[CopyProgress, ...]:
-        """Return the progress of the fetches that run."""
+    def copies(self) -> tuple[m.CopyProgress, ...]:
         committed = Counter(
-            here.fragment for here in self._replica.rounds.values() if here.commit is not None
+            here.fragment for here in self._peer.replica.rounds.values() if here.commit is not None
         )
         return tuple(
             evolve(progress, rounds_kept=committed[fragment])
             for fragment, progress in sorted(self._progress.items())
         )
 
-    async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
+    async def _fetch(self, order: m.SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner, head = self._joiner, order.head
-        self._report.phase = f"copying fragment {head.fragment}"
+        self._peer.report.phase = f"copying fragment {head.fragment}"
         received_bytes = 0  # counted so far
 
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: CopyProgress, received: int) -> None:
+        def note(progress: m.CopyProgress, received: int) -> None:
             nonlocal received_bytes
             if wanted():
                 self._progress[head.fragment] = progress
@@ -372,15 +341,17 @@ class StateService:
                 if wanted():
                     self._ended(head)
                     bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                    self._perform(self._replica.fetch_failed(head, bad, str(error)))
+                    self._peer.perform(self._peer.replica.fetch_failed(head, bad, str(error)))
                 return
             if wanted():
                 self._ended(head)
-                self._tell(measured(self._hub))  # the first rate that is known of these lines
-                self._perform(self._replica.fetched(head, got.received_bytes, got.bad_donors))
+                self._peer.tell(measured(self._hub))  # the first rate that is known of these lines
+                self._peer.perform(
+                    self._peer.replica.fetched(head, got.received_bytes, got.bad_donors)
+                )
 
-    def _ended(self, head: FragmentHead) -> None:
+    def _ended(self, head: m.FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)
         self._progress.pop(head.fragment, None)
         if not self._fetches:
-            self._report.phase, self._report.why = "in the run", ""
+            self._peer.report.phase, self._peer.report.why = "in the run", ""

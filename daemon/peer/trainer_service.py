@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import trio
@@ -17,10 +17,9 @@ from attrs import define, field
 
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.layout_difference import layout_difference
 from ...membership.shared.peer_rows import NO_STEP
+from ...protocol import messages as m
 from ...protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -30,34 +29,12 @@ from ...protocol.arena import (
     Arena,
     Values,
 )
-from ...protocol.messages import (
-    METRICS_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    Drawn,
-    Failing,
-    FailureKind,
-    InitialPosted,
-    Message,
-    Metrics,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    Progress,
-    Rejected,
-    Remedy,
-    TrainerAttached,
-    TrainerFailed,
-    TrainerLost,
-)
-from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
 from .data_service import DataService
-from .peer_config import CurrentSpec, PeerReport
+from .peer_config import PeerContext
+from .reducer import Reducer
 from .state_service import StateService
-from .trainer.port import TrainerPort
 from .trainer.step_watch import StepSample, StepWatch
 
 log = logging.getLogger("holdfast.peer")
@@ -76,35 +53,18 @@ NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 class TrainerService:
     """The peer's side of the trainer; implements ``TrainerEvents``.
 
-    Args:
-      local_checkpoint: file for the trainer's local checkpoint; empty: none.
-      residual_of: returns a fragment's residual, which is added to the next contribution, or None.
-      forget_residuals: drops all of them.
-      start: runs a task until the service ends.
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
-
     Attributes:
       layout: the attached trainer's; None without one.
       failed: the last failure of the trainer's process; None while one is attached.
     """
 
-    _network: Network
+    _peer: PeerContext
     _hub: LinkHub
-    _trainer: TrainerPort
-    _replica: Replica
-    _report: PeerReport
-    _spec: CurrentSpec
     _state_service: StateService
+    _reducer: Reducer
     _data: DataService
-    _local_checkpoint: str = field(kw_only=True)
-    _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
-    _forget_residuals: Callable[[], None] = field(kw_only=True)
-    _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
-    layout: ModelLayout | None = field(default=None, init=False)
-    failed: TrainerFailed | None = field(default=None, init=False)
+    layout: m.ModelLayout | None = field(default=None, init=False)
+    failed: m.TrainerFailed | None = field(default=None, init=False)
     _watch: StepWatch = field(factory=StepWatch, init=False)
     _reloads: deque[float] = field(factory=deque, init=False)  # times of recent reloads
     _finite_s: float = field(default=-math.inf, init=False)  # when an update was finite last
@@ -115,28 +75,26 @@ class TrainerService:
 
     # ------------------------------------------------------------ reports from the trainer
 
-    def trainer_came(self, layout: ModelLayout) -> None:
-        """Take note of a trainer that attached."""
+    def trainer_came(self, layout: m.ModelLayout) -> None:
         self.layout, self.failed = layout, None
         self._weights_count += 1
         self._reloads.clear()
-        self._replica.leases.trainer_gone()
-        self._tell(TrainerAttached(layout))
-        if self._state_service.layout is not None and self._spec.known is not None:
+        self._peer.replica.leases.trainer_gone()
+        self._peer.tell(m.TrainerAttached(layout))
+        if self._state_service.layout is not None and self._peer.spec.known is not None:
             self.admit()
 
-    def trainer_sent(self, message: Message) -> None:
-        """Take a message from the trainer."""
+    def trainer_sent(self, message: m.Message) -> None:
         match message:
-            case Posted():
-                self._start(self._check_posted, message)
-            case InitialPosted():
+            case m.Posted():
+                self._peer.start(self._check_posted, message)
+            case m.InitialPosted():
                 if self._supplying:
                     self._supplying = False
-                    self._start(self._state_service.take_initial)
-            case Failing(kind=FailureKind.NAN):
+                    self._peer.start(self._state_service.take_initial)
+            case m.Failing(kind=m.FailureKind.NAN):
                 self._not_finite(message.reason)
-            case Metrics():
+            case m.Metrics():
                 self._log(message.values)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
@@ -144,26 +102,27 @@ class TrainerService:
     def trainer_went(self, reason: str) -> None:
         """Take note that the trainer is gone; it may come back."""
         self.layout = None
-        self._tell(TrainerLost(reason))
-        self._perform(self._replica.trainer_lost())
+        self._peer.tell(m.TrainerLost(reason))
+        self._peer.perform(self._peer.replica.trainer_lost())
 
-    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
-        """Answer the first message of a sampler."""
+    def begin_draws(self, hello: m.DrawHello) -> m.Drawn | m.Rejected:
         return self._data.begin(hello)
 
-    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
-        """Return a sampler's next samples, once there are some."""
+    async def draw(self, hello: m.DrawHello, message: m.Draw) -> m.Drawn | m.Rejected:
         return await self._data.draw(hello, message)
 
-    def failed_with(self, message: TrainerFailed) -> None:
-        """Take note that the trainer's process failed, and of the remedy."""
+    def failed_with(self, message: m.TrainerFailed) -> None:
         self.failed = message
-        self._report.notices.append(f"the trainer: {format_failure(message)}")
-        self._tell(message)
+        self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
+        self._peer.tell(message)
 
     def check_alive(self) -> None:
         """End a trainer that takes no steps. Called every second or so."""
-        posted, spec, replica = self._state_service.known_posted, self._spec.known, self._replica
+        posted, spec, replica = (
+            self._state_service.known_posted,
+            self._peer.spec.known,
+            self._peer.replica,
+        )
         if posted is None or spec is None or not replica.trainer.loaded or replica.trainer.finished:
             self._watch = StepWatch()
             return
@@ -178,7 +137,7 @@ class TrainerService:
         if self._watch.look(trio.current_time(), seen, deadline_s):
             still_s, self._watch = self._watch.still_s, StepWatch()
             reason = f"no step for {still_s:.0f} s, after step {seen.step}"
-            self._trainer.end(FailureKind.HANG, reason, still_s)
+            self._peer.trainer.end(m.FailureKind.HANG, reason, still_s)
 
     def why_still(self) -> str:
         """Return a sentence about an attached trainer that takes no step; else an empty string."""
@@ -197,45 +156,41 @@ class TrainerService:
         self._weights_count += 1
         if len(self._reloads) >= RELOADS_MAX:
             again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
-            self._trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
+            self._peer.trainer.end(m.FailureKind.NAN, again, now_s - self._reloads[0])
             return
         self._reloads.append(now_s)
         log.warning("%s: it gets the shared state again", reason)
-        message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
-        self._report.notices.append(f"the trainer: {format_failure(message)}")
-        self._tell(message)
-        self._forget_residuals()
-        self._perform(self._replica.trainer_spoilt())
+        message = m.TrainerFailed(m.FailureKind.NAN, reason, m.Remedy.RELOAD, len(self._reloads))
+        self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
+        self._peer.tell(message)
+        self._reducer.forget_residuals()
+        self._peer.perform(self._peer.replica.trainer_spoilt())
 
-    async def _check_posted(self, message: Posted) -> None:
-        """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not
-        heal.
-        """
+    async def _check_posted(self, message: m.Posted) -> None:
+        """Measure a pseudo-gradient's norm, and replace weights that are not finite."""
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
         weights = self._weights_count
         values = posted.values(message.fragment)
         # The norm is of what will be sent, which includes the residual.
-        residual = self._residual_of(message.fragment)
-        norm = await self._network.run_sync(lambda: l2_norm(values, residual))
+        residual = self._reducer.residual_of(message.fragment)
+        norm = await self._peer.network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
             self._finite_s = trio.current_time()
-            self._perform(self._replica.posted(message, norm, ""))
+            self._peer.perform(self._peer.replica.course.posted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        self._perform(self._replica.posted(message, None, reason))
+        self._peer.perform(self._peer.replica.course.posted(message, None, reason))
         if self.layout is not None and self._weights_count == weights:  # else they are gone
             self._not_finite(f"round {message.round}: {reason}")
 
     def _log(self, figures: Mapping[str, float]) -> None:
-        """Take figures of ``run.log``; those that were logged the longest ago make way for new
-        ones.
-        """
+        """Take figures of ``run.log``; new ones replace those that were logged the longest ago."""
         for name, value in figures.items():
             self._metrics.pop(name, None)
             self._metrics[name] = value
-        for name in list(self._metrics)[:-METRICS_MAX]:
+        for name in list(self._metrics)[: -m.METRICS_MAX]:
             del self._metrics[name]
 
     # ------------------------------------------------------------ messages to the trainer
@@ -247,20 +202,24 @@ class TrainerService:
             return
         if self.layout != layout:
             difference = layout_difference(layout, self.layout)
-            self._trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
+            self._peer.trainer.tell(
+                m.Rejected(plain(f"its tensors are not the run's: {difference}"))
+            )
             return
-        spec = self._spec.value
+        spec = self._peer.spec.value
         diloco = spec.diloco
-        self._trainer.tell(
-            ArenaOpened(
+        self._peer.trainer.tell(
+            m.ArenaOpened(
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
                 spec.trainer.nan_steps,
-                local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
+                local_checkpoint=self._peer.config.local_checkpoint
+                if spec.checkpoint.trainer
+                else "",
             )
         )
-        self._perform(self._replica.trainer_came())
+        self._peer.perform(self._peer.replica.trainer_came())
 
     def supply_weights(self) -> None:
         """Ask the trainer for the initial weights of a run that has none."""
@@ -269,18 +228,17 @@ class TrainerService:
         self._supplying = True
         if self._state_service.use_layout(self.layout):
             self.admit()
-        self._trainer.tell(PostInitial())
+        self._peer.trainer.tell(m.PostInitial())
 
     def reject(self, reason: str) -> None:
         """Send a trainer away whose memory is no longer the run's."""
         if self.layout is not None:
             self.layout = None
-            self._trainer.tell(Rejected(reason))
+            self._peer.trainer.tell(m.Rejected(reason))
 
     # ------------------------------------------------------------ progress
 
-    def progress(self) -> Progress:
-        """Return the trainer's progress, for the master and the status page."""
+    def progress(self) -> m.Progress:
         step = tokens = 0
         waited_s = stepped_s = 0.0
         loss = None
@@ -291,12 +249,12 @@ class TrainerService:
             waited_s, stepped_s = _seconds(posted)
             value = float(posted.loss[0])
             loss = value if int(posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
-        return Progress(
+        return m.Progress(
             step,
             tokens,
             self._tokens_per_s(tokens),
             loss,
-            self.why_still() or self._report.phase,
+            self.why_still() or self._peer.report.phase,
             self._hub.sent_bytes,
             self._hub.received_bytes,
             self._state_service.received_bytes,
@@ -304,7 +262,7 @@ class TrainerService:
             waited_s,
             stepped_s,
             self._state_service.copies(),
-            self._report.accelerators,
+            self._peer.report.accelerators,
         )
 
     def _tokens_per_s(self, tokens: int) -> float:
@@ -340,15 +298,14 @@ def l2_norm(values: Values, residual: Residual | None = None) -> float:
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
-def format_failure(failed: TrainerFailed) -> str:
-    """Format a failure of the trainer and its remedy."""
+def format_failure(failed: m.TrainerFailed) -> str:
     what = f"{failed.kind.value} ({failed.reason})"
     match failed.remedy:
-        case Remedy.RELOAD:
+        case m.Remedy.RELOAD:
             return f"{what}; it gets the shared state again"
-        case Remedy.RESTART:
+        case m.Remedy.RESTART:
             return f"{what}; failure {failed.failure_count} in a row, restarting"
-        case Remedy.NONE:
+        case m.Remedy.NONE:
             return (
                 f"{what}; given up after {failed.failure_count} failures in a row: "
                 "fix it, then start this peer again"

@@ -23,17 +23,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import define, field
 
+from ...protocol import messages as m
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.messages import (
-    LEASE_RANGES_MAX,
-    LEASED_MAX,
-    SAMPLES_AHEAD,
-    Leased,
-    LeaseRange,
-    LeasesHeld,
-    LeasesWanted,
-    RankSamples,
-)
 from ..shared.lease_ranges import RangeSet
 
 # The pool holds so many times what the trainer draws in the time for which it goes on without a
@@ -74,12 +65,10 @@ class RankStream:
         return found
 
     def forget(self, index: int) -> None:
-        """Forget the samples before this index."""
         if index > self.base:
             self.ranges, self.base = self.between(index, self.handed), index
 
     def add(self, start: int, stop: int) -> None:
-        """Add positions at the end."""
         if self.ranges and self.ranges[-1][1] == start:
             start = self.ranges.pop()[0]
         self.ranges.append((start, stop))
@@ -101,7 +90,7 @@ class LeaseBook:
     """
 
     length: int = 0
-    first_count: int = SAMPLES_AHEAD
+    first_count: int = m.SAMPLES_AHEAD
     run_length: int = 0
     held: RangeSet = field(factory=RangeSet)
     pool: RangeSet = field(factory=RangeSet)
@@ -115,7 +104,7 @@ class LeaseBook:
 
     # ------------------------------------------------------------ the trainer draws
 
-    def begin(self, length: int, first_count: int = SAMPLES_AHEAD) -> bool:
+    def begin(self, length: int, first_count: int = m.SAMPLES_AHEAD) -> bool:
         """Take the length of the data set that the trainer's sampler has.
 
         Args:
@@ -129,7 +118,7 @@ class LeaseBook:
         self.length, self.first_count, self._began = length, first_count, True
         return True
 
-    def draw(self, data_rank: int, index: int, count: int, *, leased: bool) -> list[LeaseRange]:
+    def draw(self, data_rank: int, index: int, count: int, *, leased: bool) -> list[m.LeaseRange]:
         """Return the positions of a data rank's samples from ``index`` on.
 
         Ranks that train on the same samples draw each of them once, and get the same answer.
@@ -158,14 +147,14 @@ class LeaseBook:
                     stream.add(each.start, each.stop)
                 stream.void_until = stream.handed
         ranges = stream.between(index, index + count)[:DRAW_RANGES_MAX]
-        return [LeaseRange(start, stop) for start, stop in ranges]
+        return [m.LeaseRange(start, stop) for start, stop in ranges]
 
-    def _practice(self, count: int) -> list[LeaseRange]:
+    def _practice(self, count: int) -> list[m.LeaseRange]:
         """Return positions that need not be leased: what is trained on them is dropped."""
         first = self.practice_count % self.length
         stop = min(self.length, first + count)
         self.practice_count += stop - first
-        return [LeaseRange(first, stop)]
+        return [m.LeaseRange(first, stop)]
 
     def trainer_gone(self) -> None:
         """Take back what a trainer that has ended was given."""
@@ -186,7 +175,7 @@ class LeaseBook:
 
     # ------------------------------------------------------------ rounds
 
-    def post(self, number: int, samples: Iterable[RankSamples]) -> tuple[LeaseRange, ...] | str:
+    def post(self, number: int, samples: Iterable[m.RankSamples]) -> tuple[m.LeaseRange, ...] | str:
         """Return the leased positions behind an update, or why it must not be contributed."""
         trained = RangeSet()
         for each in samples:
@@ -199,7 +188,7 @@ class LeaseBook:
             trained.update(stream.between(each.lost, each.trained))
         trained = trained & self.held
         self._collect()
-        if len(trained) > LEASE_RANGES_MAX:
+        if len(trained) > m.LEASE_RANGES_MAX:
             return "it trained on too many ranges of samples"
         self.rounds[number] = trained
         return trained.leases()
@@ -240,15 +229,14 @@ class LeaseBook:
 
     # ------------------------------------------------------------ the master
 
-    def claim(self) -> LeasesHeld | None:
+    def claim(self) -> m.LeasesHeld | None:
         """Return what is held, for the master at the begin of a session; None if nothing is."""
         self._wanted = 0
         if not self.held:
             return None
-        return LeasesHeld(self.length, self.held.leases()[:LEASE_RANGES_MAX])
+        return m.LeasesHeld(self.length, self.held.leases()[: m.LEASE_RANGES_MAX])
 
-    def leased(self, message: Leased) -> None:
-        """Take leases from the master."""
+    def leased(self, message: m.Leased) -> None:
         self.run_length = message.length
         ranges = RangeSet.of(message.ranges)
         if not message.all:
@@ -264,7 +252,7 @@ class LeaseBook:
                 stream.void_until = stream.handed
         self._collect()
 
-    def want(self, now_s: float, ahead_s: float) -> LeasesWanted | None:
+    def want(self, now_s: float, ahead_s: float) -> m.LeasesWanted | None:
         """Return what to ask the master for, or None.
 
         Args:
@@ -277,8 +265,8 @@ class LeaseBook:
         have = self.pool.count
         if have * 2 > wanted:
             return None
-        self._wanted = max(1, min(wanted - have, self.length, LEASED_MAX))
-        return LeasesWanted(self.length, self._wanted)
+        self._wanted = max(1, min(wanted - have, self.length, m.LEASED_MAX))
+        return m.LeasesWanted(self.length, self._wanted)
 
     def _ahead_count(self, now_s: float, ahead_s: float) -> int:
         """Return how many samples the pool should hold: by what was drawn in the last seconds."""

@@ -43,9 +43,7 @@ class LocalFragment:
         return self.version is None or self.version < self.committed_version
 
     def fetch(self, order: SyncFragment) -> list[PeerEffect]:
-        """Begin a copy, unless the fragment is held already at the ordered version or a later
-        one.
-        """
+        """Begin a copy, unless the ordered version or a later one is held already."""
         if order.replaces_newer:  # the run went back
             self.committed_version = 0
         self.committed_version = max(self.committed_version, order.head.version)
@@ -58,7 +56,6 @@ class LocalFragment:
         return [*effects, FetchFragment(order)]
 
     def is_fetching(self, head: FragmentHead) -> bool:
-        """Return whether the copy of this head is under way."""
         return self.fetching is not None and self.fetching.head == head
 
     def install(self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
@@ -76,6 +73,5 @@ class LocalFragment:
         return [TellMaster(Synced(head, self.received_bytes, self.bad_donors))]
 
     def fail(self, head: FragmentHead, bad_donors: Iterable[str], reason: str) -> list[PeerEffect]:
-        """End a copy that did not succeed."""
         self.fetching = None
         return [TellMaster(SyncFailed(head.fragment, head.version, tuple(bad_donors), reason))]

@@ -66,9 +66,7 @@ class LocalRound:
 
 
 def void_rounds(rounds: dict[int, LocalRound], new: Open | Reduce) -> list[LocalRound]:
-    """Return the earlier uncommitted rounds of a new round's fragment: they will not be
-    committed.
-    """
+    """Return the uncommitted rounds that a new round of their fragment ends."""
     return [
         each
         for each in rounds.values()

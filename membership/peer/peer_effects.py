@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from ...protocol.messages import (
-    Commit,
-    Diagnose,
-    Donate,
-    Flush,
-    Message,
-    Reduce,
-    Release,
-    Repair,
-    SyncFragment,
-)
+from ...protocol import messages as m
 
 
 class PeerEffect:
@@ -25,12 +15,12 @@ class PeerEffect:
 
 @frozen
 class TellMaster(PeerEffect):
-    message: Message
+    message: m.Message
 
 
 @frozen
 class TellTrainer(PeerEffect):
-    message: Message
+    message: m.Message
 
 
 @frozen
@@ -44,7 +34,7 @@ class ReloadTrainer(PeerEffect):
 
 @frozen
 class StartReduction(PeerEffect):
-    order: Reduce
+    order: m.Reduce
     contribute: bool
 
 
@@ -52,21 +42,14 @@ class StartReduction(PeerEffect):
 class FlushReduction(PeerEffect):
     """Exclude the lost peers from the round's reduction, then answer with ``Held``."""
 
-    order: Flush
-
-
-@frozen
-class DiagnoseReduction(PeerEffect):
-    """Answer with a ``Diagnosis`` of the round's reduction."""
-
-    order: Diagnose
+    order: m.Flush
 
 
 @frozen
 class RepairReduction(PeerEffect):
     """Go on without the lost peers; report ``reduction_done`` once the result is complete."""
 
-    order: Repair
+    order: m.Repair
 
 
 @frozen
@@ -80,7 +63,7 @@ class StopReduction(PeerEffect):
 class ApplyRound(PeerEffect):
     """Apply the held result of this attempt by the outer step; report ``applied``."""
 
-    commit: Commit
+    commit: m.Commit
 
 
 @frozen
@@ -99,22 +82,12 @@ class DropRound(PeerEffect):
 
 @frozen
 class FetchFragment(PeerEffect):
-    order: SyncFragment
+    order: m.SyncFragment
 
 
 @frozen
 class StopFetch(PeerEffect):
     fragment: int
-
-
-@frozen
-class PinFragment(PeerEffect):
-    order: Donate
-
-
-@frozen
-class UnpinFragment(PeerEffect):
-    order: Release
 
 
 @frozen

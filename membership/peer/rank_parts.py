@@ -1,6 +1,4 @@
-"""The parts of a model that a trainer's ranks hold: whether they make it whole, and who writes
-what.
-"""
+"""The parts of a model that a trainer's ranks hold: do they make it whole, and who writes it?"""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ VALUES_NAMED_MAX = 4  # parts that an error lists
 
 
 class RankPartsError(Exception):
-    """The ranks do not hold the model exactly; the text names the tensor and what is missing or
-    doubled.
-    """
+    """The ranks do not hold the model exactly; the text names the tensor and its fault."""
 
 
 def box_of(part: RankPart, layout: ModelLayout, index: int) -> TensorBox:

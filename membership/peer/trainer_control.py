@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from ...protocol.messages import (
-    COUNT_MAX,
-    ExtendStepLimit,
-    Role,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-)
+from ...protocol import messages as m
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState
 from .peer_effects import PeerEffect, ReloadTrainer, TellTrainer
@@ -29,9 +22,7 @@ WORTH_SHARE = 0.5
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
-    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P,
-    floored.
-    """
+    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P."""
     turn = step * fragment_count // sync_every + 1
     while turn * sync_every // fragment_count <= step:
         turn += 1
@@ -69,7 +60,7 @@ class TrainerControl:
     sync_every: int = 1
     fragment_count: int = 1
     run_step: int = 0
-    role: Role = Role.SPARE
+    role: m.Role = m.Role.SPARE
     in_sync: bool = False
     finished: bool = False
     attached: bool = False
@@ -78,7 +69,7 @@ class TrainerControl:
     trained: bool = False
     leads: bool = False
     total_steps: int = 0
-    told_role: SetRole | None = None
+    told_role: m.SetRole | None = None
     away: bool = False
     extended_limit: int | None = None
     extension_count: int = 0
@@ -87,7 +78,7 @@ class TrainerControl:
 
     @property
     def contributing(self) -> bool:
-        return self.role is Role.CONTRIBUTOR and self.in_sync
+        return self.role is m.Role.CONTRIBUTOR and self.in_sync
 
     @property
     def training(self) -> bool:
@@ -97,7 +88,7 @@ class TrainerControl:
         connected. They need not stand still for that.
         """
         resumed = self.extended_limit is not None and self.trained
-        return self.role is Role.CONTRIBUTOR and (self.in_sync or resumed)
+        return self.role is m.Role.CONTRIBUTOR and (self.in_sync or resumed)
 
     # ------------------------------------------------------------ how far it may run
 
@@ -114,13 +105,13 @@ class TrainerControl:
         """Let the trainer go on without a master, with no limit for now."""
         self.away = True
         if self.extended_limit is None:
-            self.extended_limit = COUNT_MAX
+            self.extended_limit = m.COUNT_MAX
             self.extension_count += 1
         return self._tell_extension()
 
     def bound_extension(self, extension: int) -> list[PeerEffect]:
         """Leave the trainer ``sync_every`` steps past its limit, if that extension still lasts."""
-        if self.extended_limit != COUNT_MAX or extension != self.extension_count:
+        if self.extended_limit != m.COUNT_MAX or extension != self.extension_count:
             return []
         self.extended_limit = self.step_limit() + self.sync_every
         return self._tell_extension()
@@ -130,12 +121,10 @@ class TrainerControl:
             return []
         if not (self.loaded and self.training):
             return []
-        return [TellTrainer(ExtendStepLimit(self.extended_limit))]
+        return [TellTrainer(m.ExtendStepLimit(self.extended_limit))]
 
     def _end_extension(self) -> list[PeerEffect]:
-        """End an extension, as the trainer was told of a round; it lasts while the master is
-        away.
-        """
+        """End an extension, which lasts while the master is away."""
         if self.away:
             return self._tell_extension()
         self.extended_limit = None
@@ -155,14 +144,11 @@ class TrainerControl:
         return at_step if at_step > self.run_step and not later else self.step_limit()
 
     def lost(self) -> None:
-        """Forget a trainer that is gone."""
         self.attached = self.loaded = self.trained = self.spoilt = False
         self.told_role = None
 
     def bar(self, *, barred: bool) -> list[PeerEffect]:
-        """Let a trainer that must not contribute train on without rounds; afterwards it starts
-        afresh.
-        """
+        """Let a trainer that must not contribute train without rounds; then it starts afresh."""
         if not barred or not (self.loaded and self.training) or self.finished:
             was_barred, self.barred = self.barred, False
             return self.reload() if was_barred and self.loaded and not self.finished else []
@@ -170,9 +156,21 @@ class TrainerControl:
         if self.unbounded:
             return []
         self.unbounded = True
-        return [TellTrainer(ExtendStepLimit(COUNT_MAX))]
+        return [TellTrainer(m.ExtendStepLimit(m.COUNT_MAX))]
 
     # ------------------------------------------------------------ the shared state
+
+    @property
+    def valid(self) -> bool:
+        """Every fragment is held at some committed version."""
+        return bool(self.fragments) and all(f.version is not None for f in self.fragments)
+
+    def load(self) -> list[PeerEffect]:
+        """Load the shared state into the trainer, if it is there and the trainer has not got it."""
+        return self.reload() if self.valid and not self.loaded else []
+
+    def reach(self, step: int) -> None:
+        self.run_step = max(self.run_step, step)
 
     def reload(self) -> list[PeerEffect]:
         """Load the shared state into an attached trainer, then offer it every open round."""
@@ -197,14 +195,13 @@ class TrainerControl:
                 effects += self.offer(each)
         return [*effects, *self._end_extension()]
 
-    def set_role(self, role: Role, *, in_sync: bool, leads: bool, valid: bool) -> list[PeerEffect]:
-        """Take this peer's role from a new view; ``valid``: it holds a state to load."""
+    def set_role(self, role: m.Role, *, in_sync: bool, leads: bool) -> list[PeerEffect]:
         self.role, self.in_sync = role, in_sync
         if not self.finished:  # when a leader has left a finished run, nobody else saves as well
             self.leads = leads
         was_training = self.told_role is not None and self.told_role.contributing
         begins = self.training and not was_training
-        if begins and valid and not self.finished and not self.trained:
+        if begins and self.valid and not self.finished and not self.trained:
             return self.reload()  # what a spare's trainer did is not a contribution: start afresh
         return self.update_role()
 
@@ -218,9 +215,9 @@ class TrainerControl:
         self.total_steps = total_steps
         return self.update_role()
 
-    def _role(self) -> SetRole:
+    def _role(self) -> m.SetRole:
         why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
-        return SetRole(self.training, why, self.leads, self.total_steps)
+        return m.SetRole(self.training, why, self.leads, self.total_steps)
 
     def _tell_role(self) -> PeerEffect:
         self.told_role = self._role()
@@ -235,26 +232,23 @@ class TrainerControl:
             return []
         opened.offered, self.unbounded = True, False
         opened.told_step = 0 if opened.nudged else max(opened.at_step, fragment.worth_step)
-        message = RoundOpened(
+        message = m.RoundOpened(
             opened.round, opened.fragment, opened.version, opened.told_step, self.step_limit()
         )
         return [TellTrainer(message), *self._end_extension()]
 
     def nudge(self, opened: LocalRound) -> list[PeerEffect]:
-        """Ask for what the trainer has by now: the master told an open round with an earlier
-        step.
-        """
+        """Ask for what the trainer has by now: the master named an earlier step for the round."""
         opened.nudged = True
         return self.offer(opened) if opened.unposted and opened.offered else []
 
     def tell_ended(self, ended: LocalRound, *, committed: bool, contributed: bool) -> PeerEffect:
-        """Tell the trainer that a round is over."""
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
         version = ended.version if held is None or held.version is None else held.version
         self.unbounded = False
         step_limit = self.step_limit() if committed else self._limit_after_abort(ended)
         return TellTrainer(
-            RoundEnded(
+            m.RoundEnded(
                 ended.round,
                 ended.fragment,
                 committed,

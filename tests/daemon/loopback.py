@@ -12,7 +12,8 @@ from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.opened_run import MasterOptions
 from holdfast.daemon.master.run_master import Master
-from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.peer.peer_options import PeerOptions
+from holdfast.daemon.peer.run_peer import Peer
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.spec.spec import RunSpec

@@ -28,7 +28,7 @@ from holdfast.daemon.congestion import (
     wanted_by_default,
 )
 from holdfast.daemon.peer.peer_config import CurrentSpec
-from holdfast.daemon.peer.relay_service import make_forwarder
+from holdfast.daemon.peer.relay import make_forwarder
 from holdfast.daemon.status_records import CongestionReport
 from holdfast.membership.spec.spec import ReduceTable, RunSpec
 from holdfast.protocol.addresses import Address

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.collectives.reduction import ReduceResult
 from holdfast.daemon.peer import reducer
-from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
+from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerContext
 from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.peer.replica import Replica
@@ -38,17 +38,17 @@ class Input:
 
 
 def a_reducer(network: Any = None, state_service: Any = None) -> Reducer:
-    return Reducer(
+    context = PeerContext(
         PeerConfig(ME, "a", "run", (), ()),
         network,
         cast("Any", None),
-        CurrentSpec(RunSpec()),
-        state_service,
         Replica(ME),
         start=lambda *_: None,
         tell=lambda _message: None,
         perform=lambda _effects: None,
+        spec=CurrentSpec(RunSpec()),
     )
+    return Reducer(context, cast("Any", None), state_service)
 
 
 def settled(manifest: tuple[ContributorRun, ...], contributors: Any = CONTRIBUTORS) -> bool | None:

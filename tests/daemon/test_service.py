@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.peer.peer_options import PeerOptions
+from holdfast.daemon.peer.run_peer import Peer
 from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.daemon.process.tasks import wait_for_signals

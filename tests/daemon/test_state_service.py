@@ -11,7 +11,7 @@ from attrs import define, evolve
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
-from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerReport
+from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerContext, PeerReport
 from holdfast.daemon.peer.state_service import StateService
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
@@ -48,20 +48,17 @@ class Mine:
 
 def mine(toml: str = "") -> Mine:
     trainer = SimTrainer(ME, LAYOUT, Witness(), step_s=0.1, delta=None)
-    report, replica = PeerReport(), Replica(ME)
-    state_service = StateService(
+    context = PeerContext(
         PeerConfig(ME, "a", "run", (), ()),
         cast("Any", None),
-        cast("Any", None),
         trainer,
-        replica,
-        report,
-        CurrentSpec(RunSpec.parse(toml)),
+        Replica(ME),
         start=lambda *_: None,
         tell=lambda _message: None,
         perform=lambda _effects: None,
+        spec=CurrentSpec(RunSpec.parse(toml)),
     )
-    return Mine(state_service, report, replica)
+    return Mine(StateService(context, cast("Any", None)), context.report, context.replica)
 
 
 def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:

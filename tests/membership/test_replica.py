@@ -58,7 +58,7 @@ def a_contributor(fragment_count: int = 1) -> Replica:
     replica.founded(LINEAGE, heads)
     replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, fragment_count)
     me = MemberInfo(ME, "me", 1, (), Role.CONTRIBUTOR, True)
-    replica.receive(View(1, (me,), 0))
+    replica.take_view(View(1, (me,), 0))
     replica.trainer_came()
     return replica
 
@@ -76,12 +76,12 @@ def reduce_and_commit(
 ) -> None:
     """Run a round from its Open to its Commit, without applying it."""
     version = number - 1
-    replica.receive(Open(number, 0, version, at_step))
-    replica.posted(Posted(number, 0, version, 80, at_step), 1.0, "")
+    replica.course.open(Open(number, 0, version, at_step))
+    replica.course.posted(Posted(number, 0, version, 80, at_step), 1.0, "")
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.receive(Reduce(number, 1, 0, version, 1, contributors, (ME,), plan))
-    replica.reduction_done(number, 1, DIGEST)
-    replica.receive(Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
+    replica.course.reduce(Reduce(number, 1, 0, version, 1, contributors, (ME,), plan))
+    replica.course.reduction_done(number, 1, DIGEST)
+    replica.course.commit(Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
 
 
 def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
@@ -89,8 +89,8 @@ def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
     them the trainer runs on: it must not run past the new round's step."""
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
-    assert told(replica.receive(Open(2, 0, 1, 10))) == [], "not before version 1 is there"
-    ended, opened = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    assert told(replica.course.open(Open(2, 0, 1, 10))) == [], "not before version 1 is there"
+    ended, opened = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
     assert isinstance(opened, RoundOpened)
     assert ended.step_limit == 10
@@ -100,8 +100,8 @@ def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
 def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() -> None:
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
-    replica.applied(1, FragmentHead(0, 1, ROOT))
-    replica.receive(Open(2, 0, 1, 10))
+    replica.course.applied(1, FragmentHead(0, 1, ROOT))
+    replica.course.open(Open(2, 0, 1, 10))
     replica.trainer_lost()
     effects = replica.trainer_came()
     assert [effect for effect in effects if isinstance(effect, ReloadTrainer)] == [
@@ -113,7 +113,7 @@ def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() 
 def test_a_trainer_whose_weights_are_not_finite_is_told_so_with_the_state_it_is_given() -> None:
     replica = a_contributor()
     order = SyncFragment(FragmentHead(0, 3, ROOT), (), replaces_newer=False)
-    replica.receive(order)
+    replica.sync(order)
     assert replica.trainer_spoilt() == [], "the shared state is on its way"
     loads = [each for each in replica.fetched(order.head, 0) if isinstance(each, ReloadTrainer)]
     assert [each.spoilt for each in loads] == [True]
@@ -129,17 +129,17 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
     replica.leases.begin(10)
     replica.leases.leased(Leased((LeaseRange(0, 4),), all=True, length=10))
     assert replica.leases.draw(0, 0, 4, leased=True)
-    replica.receive(Open(1, 0, 0, 5))
+    replica.course.open(Open(1, 0, 0, 5))
     left = Leased((LeaseRange(4, 10),), all=True, length=10)
     replica.leases.leased(left)  # 0 to 3 went to others
-    assert replica.look_at_samples({0: 4}) == []
-    refused = replica.posted(Posted(1, 0, 0, 80, 5, 0.0, (RankSamples(0, 0, 4),)), 1.0, "")
+    assert replica.trainer.bar(barred=replica.leases.barred({0: 4})) == []
+    refused = replica.course.posted(Posted(1, 0, 0, 80, 5, 0.0, (RankSamples(0, 0, 4),)), 1.0, "")
     assert [type(each.message) for each in refused if isinstance(each, TellMaster)] == [NotReady]
     assert [each for each in refused if isinstance(each, ReloadTrainer)]
     assert opened_at(refused)[0] == 5, "it may post for the same round"
     assert replica.leases.draw(0, 4, 2, leased=True)
     samples = (RankSamples(0, 4, 6),)
-    told = replica.posted(Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
+    told = replica.course.posted(Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
     (ready,) = [each.message for each in told if isinstance(each, TellMaster)]
     assert isinstance(ready, Ready)
     assert ready.first_batches == b"first"
@@ -147,12 +147,12 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:
     replica = a_contributor()
-    replica.receive(Open(1, 0, 0, 5))
-    replica.posted(Posted(1, 0, 0, 80, 5), 1.0, "")
-    (ended,) = told(replica.receive(Abort(1, "too few")))
+    replica.course.open(Open(1, 0, 0, 5))
+    replica.course.posted(Posted(1, 0, 0, 80, 5), 1.0, "")
+    (ended,) = told(replica.course.abort(Abort(1, "too few")))
     assert isinstance(ended, RoundEnded)
     assert (ended.committed, ended.step_limit) == (False, 5)
-    (opened,) = told(replica.receive(Open(2, 0, 0, 5)))
+    (opened,) = told(replica.course.open(Open(2, 0, 0, 5)))
     assert isinstance(opened, RoundOpened)
     assert (opened.at_step, opened.step_limit) == (5, 10)
 
@@ -160,12 +160,12 @@ def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> N
 def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> None:
     """The master opens the aborted fragment's round again when the open one is closed."""
     replica = a_contributor(fragment_count=2)
-    replica.receive(Open(1, 0, 0, 2))
-    replica.posted(Posted(1, 0, 0, 80, 2), 1.0, "")
+    replica.course.open(Open(1, 0, 0, 2))
+    replica.course.posted(Posted(1, 0, 0, 80, 2), 1.0, "")
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
-    replica.receive(Open(2, 1, 0, 5))
-    (ended,) = told(replica.receive(Abort(1, "nothing moved")))
+    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.course.open(Open(2, 1, 0, 5))
+    (ended,) = told(replica.course.abort(Abort(1, "nothing moved")))
     assert isinstance(ended, RoundEnded)
     assert not ended.committed
     assert ended.step_limit > 5, "round 2 is posted at step 5"
@@ -180,13 +180,13 @@ def opened_at(effects: list[PeerEffect]) -> tuple[int, int]:
 def posted_at(step: int) -> Replica:
     """Return a replica at version 1, whose trainer posted at this step for the round of step 5."""
     replica = a_contributor()
-    replica.receive(Open(1, 0, 0, 5))
-    replica.posted(Posted(1, 0, 0, 80, step), 1.0, "")
+    replica.course.open(Open(1, 0, 0, 5))
+    replica.course.posted(Posted(1, 0, 0, 80, step), 1.0, "")
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
-    replica.reduction_done(1, 1, DIGEST)
-    replica.receive(Commit(1, 1, 0, 0, 5, ME_ALONE, DIGEST))
-    replica.applied(1, FragmentHead(0, 1, ROOT))
+    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.course.reduction_done(1, 1, DIGEST)
+    replica.course.commit(Commit(1, 1, 0, 0, 5, ME_ALONE, DIGEST))
+    replica.course.applied(1, FragmentHead(0, 1, ROOT))
     return replica
 
 
@@ -194,17 +194,17 @@ def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_agai
     """The trainer went on while the master was away: the next rounds are all due at its step."""
     half = int(WORTH_SHARE * EVERY)
     replica = posted_at(47)
-    assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (47 + half, 50)
-    (ended,) = told(replica.receive(Abort(2, "too few")))
+    assert opened_at(replica.course.open(Open(2, 0, 1, 10))) == (47 + half, 50)
+    (ended,) = told(replica.course.abort(Abort(2, "too few")))
     assert isinstance(ended, RoundEnded)
     assert ended.step_limit == 47 + half, "it waits where the round is opened again"
-    assert opened_at(replica.receive(Open(3, 0, 1, 10))) == (47 + half, 50)
-    assert opened_at(replica.receive(Open(3, 0, 1, 0))) == (0, 15), "nudged: the others wait"
+    assert opened_at(replica.course.open(Open(3, 0, 1, 10))) == (47 + half, 50)
+    assert opened_at(replica.course.open(Open(3, 0, 1, 0))) == (0, 15), "nudged: the others wait"
 
 
 def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:
-    assert opened_at(posted_at(5).receive(Open(2, 0, 1, 10))) == (10, 15)
-    assert opened_at(posted_at(7).receive(Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(5).course.open(Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(7).course.open(Open(2, 0, 1, 10))) == (10, 15)
 
 
 def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> None:
@@ -212,7 +212,7 @@ def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> N
     replica = posted_at(47)
     replica.trainer.run_step = 60
     replica.trainer_came()
-    assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
+    assert opened_at(replica.course.open(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
 
 
 @pytest.mark.parametrize("ours", [80, 0])
@@ -221,7 +221,7 @@ def test_a_trainer_is_told_whether_it_is_among_the_contributors(ours: int) -> No
     other = Contributor("b" * 32, 240, 1.0)
     ourselves = (Contributor(ME, ours, 1.0),) if ours else ()
     reduce_and_commit(replica, 1, 5, (*ourselves, other))
-    (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    (ended,) = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
     assert ended.contributed == (ours > 0)
 
@@ -237,7 +237,7 @@ def test_a_trainer_is_told_whether_any_of_its_update_is_in_the_mean(
     replica = a_contributor()
     both = (Contributor(ME, 80, 1.0), Contributor("b" * 32, 240, 1.0))
     reduce_and_commit(replica, 1, 5, both, tuple(ContributorRun(*run) for run in runs))
-    (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
+    (ended,) = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
     assert (ended.committed, ended.contributed) == (True, contributed)
 
@@ -247,8 +247,8 @@ def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> Non
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
     if applied:
-        replica.applied(1, FragmentHead(0, 1, ROOT))
-    opened = told(replica.receive(Open(2, 0, 1, 10)))
+        replica.course.applied(1, FragmentHead(0, 1, ROOT))
+    opened = told(replica.course.open(Open(2, 0, 1, 10)))
     assert [type(message) for message in opened] == ([RoundOpened] if applied else [])
 
 
@@ -266,12 +266,12 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     for number in range(1, OVERTAKEN_MAX + 2):
         receivers = (ME, *(contributor.peer for contributor in others))
         order = Reduce(number, 1, 0, number - 1, 1, others, receivers, plan)
-        effects = replica.receive(order)
+        effects = replica.course.reduce(order)
         said = [effect.message for effect in effects if isinstance(effect, TellMaster)]
         assert not said or number == OVERTAKEN_MAX + 1
         if number > 1:
-            replica.reduction_done(number, 1, DIGEST)
-        replica.receive(Commit(number, 1, 0, number - 1, EVERY * number, others, DIGEST))
+            replica.course.reduction_done(number, 1, DIGEST)
+        replica.course.commit(Commit(number, 1, 0, number - 1, EVERY * number, others, DIGEST))
     (failed,) = said
     assert isinstance(failed, ReduceFailed)
     assert (failed.round, failed.accused) == (1, ())
@@ -282,20 +282,20 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
 def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) -> None:
     replica = Replica(ME)
     replica.welcome(Welcome(1, 1, "", None, LINEAGE, (), 0, (), 1), EVERY, 1)
-    replica.receive(SyncFragment(FragmentHead(0, 1, ROOT), ("b" * 32,)))
+    replica.sync(SyncFragment(FragmentHead(0, 1, ROOT), ("b" * 32,)))
     plan = Plan(1024, (OwnerRun("b" * 32, 1),), "fp32", "fp32")
     others = (Contributor("b" * 32, 80, 1.0),)
     stored: list[int] = []
     for number in (1, 2):
         version = number
-        replica.receive(Reduce(number, 1, 0, version, 1, others, (ME, "b" * 32), plan))
+        replica.course.reduce(Reduce(number, 1, 0, version, 1, others, (ME, "b" * 32), plan))
         commit = Commit(number, 1, 0, version, 5, others, DIGEST)
         effects: list[PeerEffect] = []
         if committed_first:
-            effects += replica.receive(commit)
-        effects += replica.reduction_done(number, 1, DIGEST)
+            effects += replica.course.commit(commit)
+        effects += replica.course.reduction_done(number, 1, DIGEST)
         if not committed_first:
-            effects += replica.receive(commit)
+            effects += replica.course.commit(commit)
         stored += [each.round for each in effects if isinstance(each, StoreResult)]
     assert stored == [1, 2]
     effects = replica.fetched(FragmentHead(0, 1, ROOT), 0)
@@ -304,29 +304,29 @@ def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) ->
 
 def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None:
     replica = a_contributor()
-    replica.receive(Open(1, 0, 0, EVERY))
+    replica.course.open(Open(1, 0, 0, EVERY))
 
-    (nudged,) = told(replica.receive(Open(1, 0, 0, 0)))
+    (nudged,) = told(replica.course.open(Open(1, 0, 0, 0)))
     assert isinstance(nudged, RoundOpened)
     assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.trainer.step_limit())
 
-    replica.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
-    assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
+    replica.course.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
+    assert told(replica.course.open(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
 
 
 def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
     replica = a_contributor()
-    replica.receive(Open(1, 0, 0, EVERY))
-    replica.posted(Posted(1, 0, 0, 80, EVERY), 1.0, "")
+    replica.course.open(Open(1, 0, 0, EVERY))
+    replica.course.posted(Posted(1, 0, 0, 80, EVERY), 1.0, "")
     plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
     assert not replica.behind
-    said = replica.receive(Commit(1, 2, 0, 0, EVERY, ME_ALONE, DIGEST))  # of another attempt
+    said = replica.course.commit(Commit(1, 2, 0, 0, EVERY, ME_ALONE, DIGEST))  # of another attempt
     assert any(isinstance(each, TellMaster) for each in said)
-    replica.receive(Finish(1))
+    replica.finish(Finish(1))
     assert (replica.behind, replica.fetching) == (True, False)
     head = FragmentHead(0, 1, ROOT)
-    replica.receive(SyncFragment(head, ("b" * 32,)))
+    replica.sync(SyncFragment(head, ("b" * 32,)))
     assert (replica.behind, replica.fetching) == (True, True)
     replica.fetched(head, 0)
     assert (replica.behind, replica.fetching) == (False, False)
@@ -336,9 +336,9 @@ def test_a_run_that_went_back_leaves_nobody_behind() -> None:
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
     assert replica.behind, "the commit is being applied"
-    replica.applied(1, FragmentHead(0, 1, ROOT))
+    replica.course.applied(1, FragmentHead(0, 1, ROOT))
     assert not replica.behind
-    replica.receive(Commit(2, 1, 0, 1, 2 * EVERY, ME_ALONE, DIGEST))
+    replica.course.commit(Commit(2, 1, 0, 1, 2 * EVERY, ME_ALONE, DIGEST))
     assert replica.behind
     heads = (FragmentHead(0, 1, ROOT),)
     welcome = Welcome(1, 1, "", None, LINEAGE, heads, EVERY, (), 1)
@@ -382,21 +382,21 @@ def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() 
     welcome = Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
     replica.founded(LINEAGE, heads)
     replica.welcome(attrs.evolve(welcome, total_steps=100), EVERY, 1)
-    replica.receive(View(1, (member(BIRCH, 1), member(ME, 2)), 0))
+    replica.take_view(View(1, (member(BIRCH, 1), member(ME, 2)), 0))
     came = replica.trainer_came()
     assert told(came) == [SetRole(True, "", False, 100)]
     assert [type(effect) for effect in came[:2]] == [TellTrainer, ReloadTrainer]
-    assert told(replica.receive(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
-    assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
+    assert told(replica.take_view(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
+    assert told(replica.take_view(View(3, (member(ME, 2),), 0))) == []
     longer = attrs.evolve(welcome, total_steps=200)
     assert told(replica.welcome(longer, EVERY, 1)) == [SetRole(True, "", True, 200)]
 
 
 def test_nobody_becomes_the_leader_of_a_finished_run() -> None:
     replica = a_contributor()
-    replica.receive(View(2, (member(BIRCH, 1), member(ME, 2)), 0))
-    replica.receive(Finish(1))
-    assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
+    replica.take_view(View(2, (member(BIRCH, 1), member(ME, 2)), 0))
+    replica.finish(Finish(1))
+    assert told(replica.take_view(View(3, (member(ME, 2),), 0))) == []
 
 
 def test_a_spare_that_becomes_a_contributor_loads_before_it_is_told() -> None:
@@ -404,7 +404,7 @@ def test_a_spare_that_becomes_a_contributor_loads_before_it_is_told() -> None:
     heads = (FragmentHead(0, 0, ROOT),)
     replica.founded(LINEAGE, heads)
     replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, 1)
-    replica.receive(View(1, (member(ME, 1, Role.SPARE),), 0))
+    replica.take_view(View(1, (member(ME, 1, Role.SPARE),), 0))
     replica.trainer_came()
-    effects = replica.receive(View(2, (member(ME, 1),), 0))
+    effects = replica.take_view(View(2, (member(ME, 1),), 0))
     assert [type(effect) for effect in effects[:2]] == [ReloadTrainer, TellTrainer]

@@ -47,7 +47,7 @@ async def all_die(swarm: Swarm) -> None:
 
 def oldest(swarm: Swarm) -> list[str]:
     """Return the members' names, the oldest member first."""
-    return sorted(swarm.peers, key=lambda name: swarm.peers[name].service.number)
+    return sorted(swarm.peers, key=lambda name: swarm.peers[name].service.report.number)
 
 
 def versions(swarm: Swarm) -> list[int]:

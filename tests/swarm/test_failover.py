@@ -15,7 +15,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.daemon.master import leadership
-from holdfast.daemon.peer.master_session import MasterSession
+from holdfast.daemon.peer.master_search import MasterSearch
 from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.scenario import RunKind
 from holdfast.simulation.scenario_run import run_scenario
@@ -69,7 +69,7 @@ def _(patch: Patch) -> None:
 
 @BUGS.named("no memory", seed=252793692)
 def _(patch: Patch) -> None:
-    patch.setattr(MasterSession, "_answering", lambda self: self._masters)
+    patch.setattr(MasterSearch, "answering", lambda self: self.masters)
 
 
 def shows(seed: int) -> bool:

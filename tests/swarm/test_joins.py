@@ -116,7 +116,7 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
             donor.send.send_nowait(PeerLostError(donor.peer, "its link is gone"))
         for _ in range(ticks):
             await trio.lowlevel.checkpoint()
-        late._perform(late.replica.receive(order))
+        late.perform(late.replica.sync(order))
         for _ in range(20):  # no time passes
             await trio.lowlevel.checkpoint()
         assert late.replica.fragments[0].fetching is order, "the new one has not failed"

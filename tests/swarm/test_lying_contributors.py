@@ -12,7 +12,7 @@ import trio
 from numpy.typing import NDArray
 
 from holdfast.membership.peer.peer_effects import PeerEffect
-from holdfast.membership.peer.replica import Replica
+from holdfast.membership.peer.round_course import RoundCourse
 from holdfast.protocol.messages import Posted
 from holdfast.simulation.drifting_trainer import Delta, small_layout
 from holdfast.simulation.swarm import Swarm
@@ -66,16 +66,16 @@ async def test_a_daemon_that_understates_its_updates_is_refused_and_in_the_end_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_swarm("abcd") as swarm:
-        liar, posted = swarm.peers["b"], Replica.posted
+        liar, posted = swarm.peers["b"], RoundCourse.posted
 
         def understate(
-            self: Replica, message: Posted, norm: float | None, refusal: str
+            self: RoundCourse, message: Posted, norm: float | None, refusal: str
         ) -> list[PeerEffect]:
-            if self is liar.service.replica and norm is not None:
+            if self is liar.service.replica.course and norm is not None:
                 norm /= 5
             return posted(self, message, norm, refusal)
 
-        monkeypatch.setattr(Replica, "posted", understate)
+        monkeypatch.setattr(RoundCourse, "posted", understate)
         begin = swarm.committed + 1  # what was posted before is no lie
         await swarm.until(lambda: any("updates in a row" in text for text in events(swarm)))
         gone = next(text for text in events(swarm) if "updates in a row" in text)

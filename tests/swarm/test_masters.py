@@ -114,7 +114,7 @@ class Machines:
     async def come_back(self, name: str) -> None:
         """Restart a machine whose invite also names the standby."""
         sim = self.swarm.restart(name)
-        sim.service.session._masters.append(STANDBY)
+        sim.service.session.search.masters.append(STANDBY)
         await trio.sleep(20)
 
     async def run(

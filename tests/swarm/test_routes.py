@@ -13,7 +13,7 @@ import trio
 from holdfast.daemon.master import reachability
 from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.peer.peer_config import PeerConfig
-from holdfast.daemon.peer.relay_service import RelayService
+from holdfast.daemon.peer.relay import RelayService
 from holdfast.daemon.port_mapping.gateway import PortMapping
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import RelayOffer, Role

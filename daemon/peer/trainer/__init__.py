@@ -1,3 +1,1 @@
-"""The training command: started, watched and ended as processes, and the socket that they speak
-through.
-"""
+"""The training command: its processes, and the socket that they speak through."""

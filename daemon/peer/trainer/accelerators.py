@@ -9,17 +9,22 @@ wrong with it, if anything.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
-from attrs import frozen
+import trio
+from attrs import define, field, frozen
+
+log = logging.getLogger("holdfast.supervisor")
 
 FILE_VARIABLE = "HOLDFAST_GPUS"
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 COUNT_PLACEHOLDER = "{gpus}"  # in a training command
+GPUS_LOOK_S = 2.0  # between two looks at the GPUs, of some milliseconds each
 
 
 @frozen
@@ -59,6 +64,62 @@ class Gpus:
         return Gpus(tuple({gpu.index: gpu for gpu in (*gone, *here.values())}.values()))
 
 
+@define(eq=False)
+class GpuWatch:
+    """This machine's GPUs, as they were seen last.
+
+    Args:
+      minimum: the command waits for so many healthy GPUs; 0: the GPUs do not matter.
+      show: takes what is known of the GPUs, for people.
+
+    Attributes:
+      why_waiting: why the command waits, if too few GPUs are healthy; else empty.
+    """
+
+    _minimum: int
+    _show: Callable[[str], None]
+    why_waiting: str = field(default="", init=False)
+    _gpus: Gpus = field(factory=Gpus, init=False)  # all that were seen
+
+    def environment(self) -> dict[str, str]:
+        """Return what hides failed GPUs from the command."""
+        return {VISIBLE_VARIABLE: ",".join(self._gpus.healthy)} if self._gpus.faults() else {}
+
+    def filled(self, command: Sequence[str]) -> Sequence[str]:
+        return filled(command, self._gpus) if self._minimum else command
+
+    async def enough(self) -> None:
+        """Wait until as many GPUs are healthy as the command needs."""
+        if not self._minimum:
+            return
+        await self._look()
+        while len(self._gpus.healthy) < self._minimum:
+            why = f"{self._gpus}, {self._minimum} needed{self._faults()}"
+            if why != self.why_waiting:
+                log.warning("the training command waits: %s", why)
+            self.why_waiting = why
+            await trio.sleep(GPUS_LOOK_S)
+            await self._look()
+        self.why_waiting = ""
+
+    async def change(self) -> str:
+        """Wait until another number of GPUs is healthy and return what is so now."""
+        if not self._minimum:
+            await trio.sleep_forever()
+        before = self._gpus.healthy
+        while self._gpus.healthy == before:
+            await trio.sleep(GPUS_LOOK_S)
+            await self._look()
+        return f"{self._gpus} are healthy{self._faults()}"
+
+    async def _look(self) -> None:
+        self._gpus = (await trio.to_thread.run_sync(look)).among(self._gpus)
+        self._show(str(self._gpus) if self._gpus.all else "")
+
+    def _faults(self) -> str:
+        return f" ({faults})" if (faults := self._gpus.faults()) else ""
+
+
 def look(environment: Mapping[str, str] = os.environ) -> Gpus:
     """Look at this machine's GPUs; takes some milliseconds, seconds for the first time."""
     path = environment.get(FILE_VARIABLE)
@@ -71,7 +132,6 @@ def look(environment: Mapping[str, str] = os.environ) -> Gpus:
 
 
 def filled(command: Sequence[str], gpus: Gpus) -> list[str]:
-    """Return a command with the number of healthy GPUs filled in."""
     count = str(len(gpus.healthy))
     return [each.replace(COUNT_PLACEHOLDER, count) for each in command]
 

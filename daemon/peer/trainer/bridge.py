@@ -23,7 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import trio
+from attrs import frozen
 
+from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.arena import (
     MAIL_SLOT,
@@ -35,18 +37,6 @@ from ....protocol.arena import (
     map_arena,
 )
 from ....protocol.errors import RemoteProtocolError
-from ....protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    Failing,
-    FailureKind,
-    FragmentSize,
-    Message,
-    Rejected,
-    TrainerHello,
-)
 from ....protocol.network.stream import MessageStream
 from .group import Rank, TrainerGroup
 from .port import TrainerEvents
@@ -59,6 +49,15 @@ RANKS_GO_S = 5.0  # after one of several ranks has gone: for the others to take 
 ANOTHER = "another training process is attached to this daemon"
 GONE = "the training process is gone"
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
+
+
+@frozen
+class _Caller:
+    """A process that has connected, and what takes the events of its trainer."""
+
+    stream: MessageStream
+    connection: trio.socket.SocketType
+    events: TrainerEvents
 
 
 class UnixBridge:
@@ -74,7 +73,7 @@ class UnixBridge:
     """
 
     def __init__(
-        self, path: Path, ends: Callable[[FailureKind, str, float], None] | None = None
+        self, path: Path, ends: Callable[[m.FailureKind, str, float], None] | None = None
     ) -> None:
         self.path = path
         self._ends = ends
@@ -82,13 +81,12 @@ class UnixBridge:
         self.was_attached = False
         self.listening = trio.Event()
         self._files: tuple[int, int] | None = None
-        self._shared: Arena | None = None
-        self._posted: Arena | None = None
+        self._arenas: tuple[Arena, Arena] | None = None  # shared, posted
         self._group: TrainerGroup | None = None
-        self._queue: trio.MemorySendChannel[Message] | None = None
+        self._queue: trio.MemorySendChannel[m.Message] | None = None
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
-        self._crash: Failing | None = None
+        self._crash: m.Failing | None = None
         self._detached = trio.Event()
         self._detached.set()
         self._scope = trio.CancelScope()  # around the trainer's tasks
@@ -97,16 +95,16 @@ class UnixBridge:
 
     # ------------------------------------------------------------ TrainerPort
 
-    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+    def open_arenas(self, sizes: Sequence[m.FragmentSize]) -> tuple[Arena, Arena]:
         """Create two arenas in unnamed files; earlier ones live while a process maps them."""
         self._close_files()
         files = (create_arena_file(sizes), create_arena_file(sizes))
         self._files = files
-        self._shared, self._posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
-        self._shared.slots[NAMED_SLOT] = NO_STEP_NAMED
-        return self._shared, self._posted
+        self._arenas = shared, posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
+        shared.slots[NAMED_SLOT] = NO_STEP_NAMED
+        return shared, posted
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         if self._group is not None:
             if self._group.complete and not self._group.ended:
                 self._group.tell(message)
@@ -126,21 +124,21 @@ class UnixBridge:
     def samples(self) -> dict[int, int]:
         trained: dict[int, int] = {}
         for rank, data_rank in self._data_ranks.items():
-            if self._posted is not None:
-                slots = self._posted.slots if rank < 0 else self._posted.rank_slots(rank)
+            if self._arenas is not None:
+                posted = self._arenas[1]
+                slots = posted.slots if rank < 0 else posted.rank_slots(rank)
                 count = int(slots[SAMPLES_SLOT])
                 trained[data_rank] = min(trained.get(data_rank, count), count)
         return trained
 
-    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+    def end(self, kind: m.FailureKind, reason: str, sick_s: float) -> None:
         if self._ends is not None:
             self._ends(kind, reason, sick_s)
         elif self._busy:
             self._cut = reason
             self._scope.cancel()
 
-    async def crash_report(self) -> Failing | None:
-        """Return the report that a process sent before it ended, or None."""
+    async def crash_report(self) -> m.Failing | None:
         with trio.move_on_after(CRASH_REPORT_S):
             await self._detached.wait()
         report, self._crash = self._crash, None
@@ -158,95 +156,83 @@ class UnixBridge:
                 async with trio.open_nursery() as nursery:
                     while True:
                         connection, _ = await listener.accept()
-                        nursery.start_soon(self._serve, connection, events, nursery)
+                        stream = MessageStream(trio.SocketStream(connection))
+                        caller = _Caller(stream, connection, events)
+                        nursery.start_soon(self._serve, caller, nursery)
         finally:
             self.path.unlink(missing_ok=True)
             self._close_files()
 
     # ------------------------------------------------------------ one trainer
 
-    async def _serve(
-        self, connection: trio.socket.SocketType, events: TrainerEvents, nursery: trio.Nursery
-    ) -> None:
-        stream = MessageStream(trio.SocketStream(connection))
+    async def _serve(self, caller: _Caller, nursery: trio.Nursery) -> None:
         try:
-            hello = await self._hello(stream)
+            hello = await self._hello(caller.stream)
         except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
             log.info("a training process did not attach: %r", error)
             hello = None
         if hello is None:
-            connection.close()
-        elif isinstance(hello, DrawHello):
-            await self._serve_sampler(hello, stream, connection, events)
+            caller.connection.close()
+        elif isinstance(hello, m.DrawHello):
+            await self._serve_sampler(hello, caller)
         elif hello.part.world_size > 1:
-            await self._serve_rank(hello, stream, connection, events, nursery)
+            await self._serve_rank(hello, caller, nursery)
         else:
-            await self._serve_alone(hello, stream, connection, events)
+            await self._serve_alone(hello, caller)
 
-    async def _hello(self, stream: MessageStream) -> TrainerHello | DrawHello | None:
+    async def _hello(self, stream: MessageStream) -> m.TrainerHello | m.DrawHello | None:
         """Return a process's first message, or None if it was sent away."""
         with trio.move_on_after(HELLO_S):
-            hello = await stream.receive_expected(TrainerHello, DrawHello)
-            if hello.version != VERSION_MAX:
+            hello = await stream.receive_expected(m.TrainerHello, m.DrawHello)
+            if hello.version != m.VERSION_MAX:
                 why = "the script uses another version of holdfast than this daemon"
                 await _reject(stream, why)
                 return None
-            if isinstance(hello, DrawHello) or not self._busy or self._group is not None:
+            if isinstance(hello, m.DrawHello) or not self._busy or self._group is not None:
                 return hello
             await _reject(stream, ANOTHER)
         return None
 
-    async def _serve_sampler(
-        self,
-        hello: DrawHello,
-        stream: MessageStream,
-        connection: trio.socket.SocketType,
-        events: TrainerEvents,
-    ) -> None:
+    async def _serve_sampler(self, hello: m.DrawHello, caller: _Caller) -> None:
         """Answer a sampler's draws, one after the other, until its trainer has gone."""
-        with connection, trio.CancelScope() as scope:
+        stream, events = caller.stream, caller.events
+        with caller.connection, trio.CancelScope() as scope:
             if self.attached_pid is None:
                 await _reject(stream, "no training process is attached to this daemon")
                 return
             self._samplers.add(scope)
             try:
                 answer = events.begin_draws(hello)
-                while not isinstance(answer, Rejected):
+                while not isinstance(answer, m.Rejected):
                     await stream.send(answer)
-                    answer = await events.draw(hello, await stream.receive_expected(Draw))
+                    answer = await events.draw(hello, await stream.receive_expected(m.Draw))
                 await _reject(stream, answer.reason)
             except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
                 pass  # the process has ended, or closed the sampler
             finally:
                 self._samplers.discard(scope)
 
-    async def _serve_alone(
-        self,
-        hello: TrainerHello,
-        stream: MessageStream,
-        connection: trio.socket.SocketType,
-        events: TrainerEvents,
-    ) -> None:
+    async def _serve_alone(self, hello: m.TrainerHello, caller: _Caller) -> None:
         """Carry the connection of a trainer of one process to its end."""
         if self._busy:
-            await _reject(stream, ANOTHER)
+            await _reject(caller.stream, ANOTHER)
             return
         self._busy = True
         self._data_ranks = {-1: hello.part.data_rank}
         self.attached_pid, self.was_attached = hello.pid, True
         self._crash, self._detached = None, trio.Event()
-        self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        self._queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         reason = GONE
         try:
-            events.trainer_came(hello.layout)
+            caller.events.trainer_came(hello.layout)
             async with trio.open_nursery() as nursery:
                 self._scope = nursery.cancel_scope
-                nursery.start_soon(self._write, stream, connection, queue)
-                reason = await self._read(stream, events.trainer_sent)
+                nursery.start_soon(self._write, caller, queue)
+                reason = await self._read(caller.stream, caller.events.trainer_sent)
                 nursery.cancel_scope.cancel()
         finally:
-            connection.close()
-            self._leave(reason, events)
+            caller.connection.close()
+            self._leave(reason, caller.events)
 
     def _leave(self, reason: str, events: TrainerEvents | None) -> None:
         """Take note that the trainer's process, or the last of several, has left.
@@ -266,38 +252,35 @@ class UnixBridge:
     # ------------------------------------------------------------ one trainer of several ranks
 
     async def _serve_rank(
-        self,
-        hello: TrainerHello,
-        stream: MessageStream,
-        connection: trio.socket.SocketType,
-        events: TrainerEvents,
-        nursery: trio.Nursery,
+        self, hello: m.TrainerHello, caller: _Caller, nursery: trio.Nursery
     ) -> None:
         """Carry a rank's connection to its end; the first rank begins the group."""
         if self._group is None:
             if self._busy:
-                await _reject(stream, ANOTHER)
+                await _reject(caller.stream, ANOTHER)
                 return
             self._busy = True
             self._crash, self._detached = None, trio.Event()
-            self._group = TrainerGroup(hello.part.world_size, self._arenas, events.trainer_sent)
-            nursery.start_soon(self._run_group, self._group, events)
+            self._group = TrainerGroup(
+                hello.part.world_size, lambda: self._arenas, caller.events.trainer_sent
+            )
+            nursery.start_soon(self._run_group, self._group, caller.events)
         group, number = self._group, hello.part.rank
         if why := group.why_not(hello):
-            await _reject(stream, why)
+            await _reject(caller.stream, why)
             return
-        sender, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         rank = Rank(hello, sender)
         group.came(rank)
         why = GONE
         try:
             async with trio.open_nursery() as tasks:
                 rank.scope = tasks.cancel_scope
-                tasks.start_soon(self._write, stream, connection, queue, False)
-                why = await self._read(stream, partial(group.took, number))
+                tasks.start_soon(self._write, caller, queue, False)
+                why = await self._read(caller.stream, partial(group.took, number))
                 tasks.cancel_scope.cancel()
         finally:
-            connection.close()
+            caller.connection.close()
             group.gone(number, "it does not take its messages" if rank.slow else why)
 
     async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
@@ -329,18 +312,13 @@ class UnixBridge:
                 rank.scope.cancel()
             self._leave(group.ended, events if came else None)
 
-    def _arenas(self) -> tuple[Arena, Arena] | None:
-        return (
-            None if self._shared is None or self._posted is None else (self._shared, self._posted)
-        )
-
     # ------------------------------------------------------------ a connection
 
-    async def _read(self, stream: MessageStream, take: Callable[[Message], None]) -> str:
+    async def _read(self, stream: MessageStream, take: Callable[[m.Message], None]) -> str:
         try:
             while True:
                 message = await stream.receive()
-                if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
+                if isinstance(message, m.Failing) and message.kind is not m.FailureKind.NAN:
                     # Of several ranks the first one's is the cause.
                     self._crash = self._crash or message
                 else:
@@ -354,27 +332,28 @@ class UnixBridge:
 
     async def _write(
         self,
-        stream: MessageStream,
-        connection: trio.socket.SocketType,
-        queue: trio.MemoryReceiveChannel[Message],
+        caller: _Caller,
+        queue: trio.MemoryReceiveChannel[m.Message],
         counts: bool = True,
     ) -> None:
         sent_count = 0
         try:
             async with queue:  # closed at the end, so that ``tell`` drops messages
                 async for message in queue:
-                    if isinstance(message, ArenaOpened):
-                        await self._send_arenas(connection, message)
+                    if isinstance(message, m.ArenaOpened):
+                        await self._send_arenas(caller.connection, message)
                     else:
-                        await stream.send(message)
+                        await caller.stream.send(message)
                     sent_count += 1
-                    if counts and self._shared is not None:
-                        self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
+                    if counts and self._arenas is not None:
+                        self._arenas[0].slots[MAIL_SLOT] = np.uint64(sent_count)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             # The trainer has left; the reader notices, too, after the messages before that.
             pass
 
-    async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
+    async def _send_arenas(
+        self, connection: trio.socket.SocketType, message: m.ArenaOpened
+    ) -> None:
         """Send the frame of ``ArenaOpened`` with the two file descriptors at its first byte."""
         assert self._files is not None
         body = wire.encode(message)
@@ -394,5 +373,5 @@ class UnixBridge:
 async def _reject(stream: MessageStream, reason: str) -> None:
     with trio.move_on_after(1):
         with suppress(trio.BrokenResourceError, OSError):
-            await stream.send(Rejected(reason))
+            await stream.send(m.Rejected(reason))
     await stream.aclose()

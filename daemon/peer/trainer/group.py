@@ -22,6 +22,7 @@ from attrs import define, evolve, field
 
 from ....membership.peer.rank_gate import Effect, HandOut, Name, PassOn, RankGate
 from ....membership.peer.rank_parts import RankPartsError, writers
+from ....protocol import messages as m
 from ....protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -35,25 +36,6 @@ from ....protocol.arena import (
     Arena,
 )
 from ....protocol.errors import RemoteProtocolError
-from ....protocol.messages import (
-    COUNT_MAX,
-    FRAGMENTS_MAX,
-    Failing,
-    FailureKind,
-    InitialPosted,
-    Load,
-    Message,
-    Posted,
-    RankOrders,
-    RankPart,
-    RankPassOn,
-    RankSamples,
-    RankTrainsOn,
-    RankWaits,
-    RankWrites,
-    Rejected,
-    TrainerHello,
-)
 from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 
@@ -73,12 +55,12 @@ class Rank:
       slow: it was disconnected because it takes no messages.
     """
 
-    hello: TrainerHello
-    queue: trio.MemorySendChannel[Message]
+    hello: m.TrainerHello
+    queue: trio.MemorySendChannel[m.Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     slow: bool = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         """Send a message, in order; end the connection of a rank that takes none."""
         try:
             self.queue.send_nowait(message)
@@ -110,16 +92,16 @@ class TrainerGroup:
 
     world_size: int
     _arenas: Callable[[], tuple[Arena, Arena] | None]
-    _sent: Callable[[Message], None]
+    _sent: Callable[[m.Message], None]
     ranks: dict[int, Rank] = field(factory=dict, init=False)
     ended: str = field(default="", init=False)
     gathered: trio.Event = field(factory=trio.Event, init=False)
     all_gone: trio.Event = field(factory=trio.Event, init=False)
     _one_gone: trio.Event = field(factory=trio.Event, init=False)
     _gone: set[int] = field(factory=set, init=False)
-    _gate: RankGate[Message] = field(init=False)
+    _gate: RankGate[m.Message] = field(init=False)
     _waiting: set[int] = field(factory=set, init=False)  # ranks that wait for the daemon
-    _posts: dict[int, dict[int, Posted]] = field(factory=dict, init=False)  # by fragment and rank
+    _posts: dict[int, dict[int, m.Posted]] = field(factory=dict, init=False)  # by fragment and rank
     _begun: bool = field(default=False, init=False)
     _spoilt: bool = field(default=False, init=False)  # weights, until ``Load`` is handed out
     _initial: set[int] = field(factory=set, init=False)
@@ -133,10 +115,9 @@ class TrainerGroup:
 
     @property
     def complete(self) -> bool:
-        """All ranks have come."""
         return len(self.ranks) == self.world_size
 
-    def why_not(self, hello: TrainerHello) -> str:
+    def why_not(self, hello: m.TrainerHello) -> str:
         """Return why a process cannot be one of these ranks, or nothing if it can."""
         part = hello.part
         if self.ended:
@@ -160,7 +141,6 @@ class TrainerGroup:
         return ""
 
     def missing(self) -> str:
-        """Return the numbers of the ranks that have not come."""
         numbers = [str(rank) for rank in range(self.world_size) if rank not in self.ranks]
         return ", ".join(numbers)
 
@@ -183,15 +163,12 @@ class TrainerGroup:
             self.all_gone.set()
 
     def reject(self, why: str) -> None:
-        """Send all ranks away."""
         self.ended = self.ended or why
         for rank in self.ranks.values():
-            rank.send(Rejected(plain(why)))
+            rank.send(m.Rejected(plain(why)))
 
     def begin(self) -> str:
-        """Tell each rank what it writes, as all are there; return why they are no trainer, or
-        nothing.
-        """
+        """Tell each rank what it writes, as all are there; return why they are no trainer."""
         parts = self._parts()
         try:
             written = writers(self.ranks[0].hello.layout, parts)
@@ -206,24 +183,24 @@ class TrainerGroup:
                 slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0] = math.nan
         self._begun = True
         for number, tensors in enumerate(written):
-            self.ranks[number].send(RankWrites(tuple(tensors)))
+            self.ranks[number].send(m.RankWrites(tuple(tensors)))
         return ""
 
-    def _parts(self) -> list[RankPart]:
+    def _parts(self) -> list[m.RankPart]:
         return [self.ranks[number].hello.part for number in range(self.world_size)]
 
     # ------------------------------------------------------------ messages
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         """Hand a message to all ranks at one step."""
-        self._spoilt |= isinstance(message, Load) and message.spoilt
+        self._spoilt |= isinstance(message, m.Load) and message.spoilt
         self._pushed_count += 1
         self._carry_out(self._gate.push(message, self._steps()))
         arenas = self._arenas()
         if arenas is not None:
             arenas[0].slots[MAIL_SLOT] = self._pushed_count
 
-    def took(self, number: int, message: Message) -> None:
+    def took(self, number: int, message: m.Message) -> None:
         """Take a rank's message.
 
         Raises:
@@ -234,30 +211,30 @@ class TrainerGroup:
         if self.ended:
             return
         match message:
-            case RankWaits(step=step, must=must):
+            case m.RankWaits(step=step, must=must):
                 self._waiting.add(number)
                 self._carry_out(self._gate.waits(number, step, self._steps(), must=must))
-            case RankTrainsOn():
+            case m.RankTrainsOn():
                 self._waiting.discard(number)
                 self._carry_out(self._gate.trains_on(number, self._steps()))
-            case Posted():
+            case m.Posted():
                 self._posted(number, message)
-            case InitialPosted():
+            case m.InitialPosted():
                 self._initial.add(number)
                 if len(self._initial) == self.world_size:
                     self._initial.clear()
                     self._sent(message)
-            case Failing(kind=FailureKind.NAN):
+            case m.Failing(kind=m.FailureKind.NAN):
                 if not self._spoilt:  # the same steps spoil all ranks
                     self._spoilt = True
                     self._sent(message)
             case _:
                 self._sent(message)
 
-    def _posted(self, number: int, message: Posted) -> None:
+    def _posted(self, number: int, message: m.Posted) -> None:
         """Take a rank's part of a contribution; the last one makes it whole."""
         fragment = message.fragment
-        if fragment >= FRAGMENTS_MAX:
+        if fragment >= m.FRAGMENTS_MAX:
             raise RemoteProtocolError(f"a model has no fragment {fragment}")
         earlier = self._posts.get(fragment, {})
         posts = {rank: each for rank, each in earlier.items() if each.round == message.round}
@@ -280,7 +257,7 @@ class TrainerGroup:
                 message,
                 version=min(versions),
                 # At least 1: all of them have trained a step, and a round of no tokens is repeated.
-                tokens=min(COUNT_MAX, max(1, sum(tokens.values()))),
+                tokens=min(m.COUNT_MAX, max(1, sum(tokens.values()))),
                 step=max(each.step for each in posts.values()),
                 step_s=max(each.step_s for each in posts.values()),
                 samples=_joined(posts.values()),
@@ -288,7 +265,7 @@ class TrainerGroup:
             )
         )
 
-    def _carry_out(self, effects: Sequence[Effect[Message]]) -> None:
+    def _carry_out(self, effects: Sequence[Effect[m.Message]]) -> None:
         arenas = self._arenas()
         for effect in effects:
             match effect:
@@ -298,27 +275,25 @@ class TrainerGroup:
                     self._named.notify_all()
                 case PassOn(rank=number):
                     self._waiting.discard(number)
-                    self.ranks[number].send(RankPassOn())
+                    self.ranks[number].send(m.RankPassOn())
                 case HandOut(messages=messages):
                     self._handed_count += len(messages)
                     self._waiting.clear()
                     # All ranks wait here, so what they reported before has come.
-                    if any(isinstance(message, Load) for message in messages):
+                    if any(isinstance(message, m.Load) for message in messages):
                         self._spoilt = False
                     for rank in self.ranks.values():
-                        rank.send(RankOrders(len(messages)))
+                        rank.send(m.RankOrders(len(messages)))
                         for message in messages:
                             rank.send(message)
 
     def _steps(self) -> list[int]:
-        """Return the steps that the ranks have reached; zeros before there is memory to write them
-        to.
-        """
+        """Return the steps that the ranks have reached; zeros before they have memory for them."""
         arenas = self._arenas()
         if arenas is None:
             return [0] * self.world_size
         slots = [arenas[1].rank_slots(rank)[STEP_SLOT] for rank in range(self.world_size)]
-        return [min(COUNT_MAX, int(step)) for step in slots]
+        return [min(m.COUNT_MAX, int(step)) for step in slots]
 
     # ------------------------------------------------------------ shared memory
 
@@ -358,16 +333,16 @@ class TrainerGroup:
             if math.isfinite(loss):
                 losses.append(loss)
         posted.slots[STEP_SLOT] = min(self._steps())
-        posted.slots[TOKENS_SLOT] = min(COUNT_MAX, sum(tokens.values()))
+        posted.slots[TOKENS_SLOT] = min(m.COUNT_MAX, sum(tokens.values()))
         posted.loss[0] = sum(losses) / len(losses) if losses else math.nan
         waits = len(self._waiting) == self.world_size
         posted.slots[WAITING_SLOT] = 1 + self._handed_count if waits else 0
         posted.seconds[:] = posted.rank_slots(0)[SECONDS_SLOT : SECONDS_SLOT + 2].view(np.float64)
 
 
-def _joined(posts: Iterable[Posted]) -> tuple[RankSamples, ...]:
+def _joined(posts: Iterable[m.Posted]) -> tuple[m.RankSamples, ...]:
     """Return the samples of all data ranks; ranks of one data rank have trained the same ones."""
-    joined: dict[int, RankSamples] = {}
+    joined: dict[int, m.RankSamples] = {}
     for each in (samples for post in posts for samples in post.samples):
         other = joined.setdefault(each.data_rank, each)
         joined[each.data_rank] = evolve(

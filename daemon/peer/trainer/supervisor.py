@@ -31,6 +31,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
+from attrs import define, field
 
 from ....protocol.errors import UserError
 from ....protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
@@ -38,7 +39,7 @@ from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 from ...process.exit_codes import ExitCode
 from . import watcher
-from .accelerators import COUNT_PLACEHOLDER, VISIBLE_VARIABLE, Gpus, filled, look
+from .accelerators import COUNT_PLACEHOLDER, GpuWatch
 from .failures import Failure, failure_of, memory_kills
 from .output import OutputPipe, Take
 
@@ -53,7 +54,6 @@ FAILURES_MAX = 5
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
-GPUS_LOOK_S = 2.0  # between two looks at the GPUs, of some milliseconds each
 START_BYTES = 8  # random: tells the starts of trainers under two daemons apart
 WATCHER = str(Path(__file__).with_name("watcher.py"))
 
@@ -65,6 +65,23 @@ class TrainerEnd(enum.Enum):
 
 async def no_report() -> Failing | None:
     return None
+
+
+@define(eq=False)
+class _Life:
+    """One start of the command, to the end of its process.
+
+    Attributes:
+      scope: cancelled to end the process.
+      verdict: the reason to end it; None if it ended by itself.
+      sick_s: for how long it had failed by then.
+      renewal: why it makes way for one with other GPUs; empty if it does not.
+    """
+
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    verdict: Failure | None = None
+    sick_s: float = 0.0
+    renewal: str = ""
 
 
 class TrainerSupervisor:
@@ -84,7 +101,7 @@ class TrainerSupervisor:
       pid: of the process that runs, or None.
       restarts: number of restarts.
       failed: the failure after which no process runs yet; None while one runs.
-      why_waiting: why no process runs, if too few GPUs are healthy; else empty.
+      gpus: those that the command may use.
     """
 
     def __init__(
@@ -112,17 +129,11 @@ class TrainerSupervisor:
         self._tell = tell
         self._give_up = give_up
         self._output = output
-        counted = any(COUNT_PLACEHOLDER in each for each in command)
-        self._gpus_min = max(gpus_min, int(counted))  # 0: the GPUs do not matter
-        self._show_gpus = show_gpus
         self._ready = ready
-        self._gpus = Gpus()  # all that were seen, as they were last
-        self.why_waiting = ""
-        self._renewal = ""  # why the running process makes way for one with other GPUs
+        counted = any(COUNT_PLACEHOLDER in each for each in command)
+        self.gpus = GpuWatch(max(gpus_min, int(counted)), show_gpus)
         self._scope = trio.CancelScope()
-        self._process_scope = trio.CancelScope()
-        self._verdict: Failure | None = None  # the reason to end the running process
-        self._sick_s = 0.0  # for how long it had failed by then
+        self._life = _Life()
         self._retry = Pulse()
         self._ended = trio.Event()
         self._exited = trio.Event()  # of the newest process
@@ -132,7 +143,7 @@ class TrainerSupervisor:
     def idle(self) -> bool:
         """No process runs, and none will until somebody mends something."""
         given_up = self.failed is not None and self.failed.remedy is Remedy.NONE
-        return given_up or bool(self.why_waiting)
+        return given_up or bool(self.gpus.why_waiting)
 
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
@@ -143,7 +154,7 @@ class TrainerSupervisor:
             SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
             "HOLDFAST_START": f"{self._first_start}.{self.restarts}",
-            **({VISIBLE_VARIABLE: ",".join(self._gpus.healthy)} if self._gpus.faults() else {}),
+            **self.gpus.environment(),
         }
 
     async def run(self) -> TrainerEnd:
@@ -175,9 +186,10 @@ class TrainerSupervisor:
 
     def fail(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         """End the running process as a failure that began ``sick_s`` ago."""
-        if self.pid is not None and self._verdict is None:
-            self._verdict, self._sick_s = Failure(kind, reason), sick_s
-            self._process_scope.cancel()
+        life = self._life
+        if self.pid is not None and life.verdict is None:
+            life.verdict, life.sick_s = Failure(kind, reason), sick_s
+            life.scope.cancel()
 
     def retry(self) -> bool:
         """Start the command now, whatever its failures; return False if it runs."""
@@ -191,17 +203,17 @@ class TrainerSupervisor:
         while True:
             began_s = trio.current_time()
             kills = memory_kills()
-            self.failed, self._verdict, self._sick_s = None, None, 0.0
-            await self._enough_gpus()
+            self.failed = None
+            life = self._life = _Life()
+            await self.gpus.enough()
             status = await self._run_once(first=self.restarts == 0)
-            if status == 0 and self._verdict is None and not self._renewal:
+            if status == 0 and life.verdict is None and not life.renewal:
                 return
-            if self._renewal:
-                log.warning("%s: starting the training command again", self._renewal)
-                self._renewal = ""
+            if life.renewal:
+                log.warning("%s: starting the training command again", life.renewal)
                 self.restarts += 1
                 continue
-            well_s = trio.current_time() - began_s - self._sick_s
+            well_s = trio.current_time() - began_s - life.sick_s
             failure_count = 1 if well_s > GOOD_RUN_S else failure_count + 1
             failure = await self._why(status, kernel_killed=memory_kills() > kills)
             self._give_up(failure)
@@ -209,47 +221,12 @@ class TrainerSupervisor:
                 failure_count = 0
             self.restarts += 1
 
-    # ------------------------------------------------------------ GPUs
-
-    async def _look_at_gpus(self) -> None:
-        self._gpus = (await trio.to_thread.run_sync(look)).among(self._gpus)
-        self._show_gpus(str(self._gpus) if self._gpus.all else "")
-
-    async def _enough_gpus(self) -> None:
-        """Wait until as many GPUs are healthy as the command needs."""
-        if not self._gpus_min:
-            return
-        await self._look_at_gpus()
-        while len(self._gpus.healthy) < self._gpus_min:
-            faults = self._gpus.faults()
-            why = f"{self._gpus}, {self._gpus_min} needed" + (f" ({faults})" if faults else "")
-            if why != self.why_waiting:
-                log.warning("the training command waits: %s", why)
-            self.why_waiting = why
-            await trio.sleep(GPUS_LOOK_S)
-            await self._look_at_gpus()
-        self.why_waiting = ""
-
-    async def _watch_gpus(self) -> None:
-        """End the running process when another number of GPUs is healthy than it was started
-        with.
-        """
-        started = self._gpus.healthy
-        while True:
-            await trio.sleep(GPUS_LOOK_S)
-            await self._look_at_gpus()
-            if self._gpus.healthy != started:
-                faults = self._gpus.faults()
-                self._renewal = f"{self._gpus} are healthy" + (f" ({faults})" if faults else "")
-                self._process_scope.cancel()
-                return
-
     # ------------------------------------------------------------ failures
 
     async def _why(self, status: int, *, kernel_killed: bool) -> Failure:
         report = await self._crash_report()
-        if self._verdict is not None:
-            return self._verdict
+        if self._life.verdict is not None:
+            return self._life.verdict
         if report is not None:
             return Failure(report.kind, report.reason)
         return failure_of(status, kernel_killed=kernel_killed)
@@ -277,12 +254,17 @@ class TrainerSupervisor:
             return False
         return True
 
+    async def _renew(self, life: _Life) -> None:
+        """End the running process when another number of GPUs is healthy than at its start."""
+        life.renewal = await self.gpus.change()
+        life.scope.cancel()
+
     async def _run_once(self, *, first: bool) -> int:
         pipe = None if self._output is None else OutputPipe(self._output)
         write_end = None if pipe is None else pipe.write_end
         try:
             process = await trio.lowlevel.open_process(
-                filled(self.command, self._gpus) if self._gpus_min else self.command,
+                self.gpus.filled(self.command),
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -292,7 +274,7 @@ class TrainerSupervisor:
         except OSError as error:
             why = f"cannot start `{shlex.join(self.command)}`: {error.strerror}"
             if not first:  # it could be started before: memory or process ids ran out, or an update
-                self._verdict = Failure(FailureKind.CRASH, why)
+                self._life.verdict = Failure(FailureKind.CRASH, why)
                 return 1
             raise UserError(
                 why,
@@ -303,14 +285,12 @@ class TrainerSupervisor:
             if pipe is not None:
                 pipe.close()
         self.pid, self._exited = process.pid, trio.Event()
-        self._process_scope = trio.CancelScope()
         try:
             async with _watched(process, self.socket_path):
                 try:
                     async with trio.open_nursery() as nursery:
-                        if self._gpus_min:
-                            nursery.start_soon(self._watch_gpus)
-                        with self._process_scope:
+                        nursery.start_soon(self._renew, self._life)
+                        with self._life.scope:
                             await process.wait()
                         nursery.cancel_scope.cancel()
                 finally:

@@ -1,5 +1,4 @@
-"""The relay service: forwards for pairs that cannot connect directly, and does nothing else in the
-run.
+"""``holdfast relay``: forwards for pairs that cannot connect directly, and does nothing else.
 
     run                     one nursery; a bug in any task ends the process
      ├── network.serve      connections of a pair, and the master's reachability test
@@ -17,30 +16,24 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ...collectives.links.relay_forwarding import RelayForwarder
+from ...protocol import messages as m
 from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError
-from ...protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    Hello,
-    Leaving,
-    Message,
-    Relayed,
-    RelayOffer,
-    RelayPair,
-    StopRelayingPair,
-    Welcome,
-)
+from ...protocol.errors import EvictedError, UserError
 from ...protocol.network.interface import Channel, Network
+from ...protocol.network.sockets import SocketNetwork
 from ..advertised_hosts import dialable
-from .master_session import MasterSession, SessionEnded
+from ..process.exit_codes import ExitCode
+from ..process.tasks import wait_for_signals
+from .master_session import MasterSession
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from .peer_credentials import as_user_error, obtain_credentials
+from .peer_options import PeerOptions
 
 REPORT_S = 5.0  # between two reports
 LEAVE_S = 5.0  # for the master to release a relay that wants to leave
 
 
-def make_forwarder(offer: RelayOffer, network: Network, spec: CurrentSpec) -> RelayForwarder:
+def make_forwarder(offer: m.RelayOffer, network: Network, spec: CurrentSpec) -> RelayForwarder:
     """Make a forwarder whose connections use the congestion control of the run's lanes.
 
     The relay is the sender on each pair's second hop. Tickets come after the spec.
@@ -51,27 +44,19 @@ def make_forwarder(offer: RelayOffer, network: Network, spec: CurrentSpec) -> Re
 
 
 class RelayWork:
-    """A relay forwarder with its orders from the master and its reports.
+    """A relay forwarder with its orders from the master and its reports."""
 
-    Args:
-      tell: sends a message to the master.
-    """
-
-    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, tell: Callable[[m.Message], None]) -> None:
         self.desk = desk
         self._tell = tell
-        self._sent: Relayed | None = None
+        self._sent: m.Relayed | None = None
 
     def welcome(self) -> None:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._sent = None
 
-    def hear(self, message: Message) -> None:
-        """Carry out the master's orders about forwarding; other messages are ignored."""
-        if isinstance(message, RelayPair):
-            self.desk.carry(message)
-        elif isinstance(message, StopRelayingPair):
-            self.desk.uncarry(message.ticket)
+    def stop(self, message: m.StopRelayingPair) -> None:
+        self.desk.uncarry(message.ticket)
 
     async def report(self) -> None:
         while True:
@@ -94,7 +79,7 @@ class RelayService:
         self._master = (0, b"")  # term and nonce of the newest master that it obeyed
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
-        spec = CurrentSpec()
+        self._spec = spec = CurrentSpec()
         self.session = MasterSession(
             config,
             network,
@@ -102,9 +87,16 @@ class RelayService:
             spec,
             hello=self._hello,
             obeys=self._obeys,
-            handle=self._hear,
         )
         self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
+        self.session.handlers = {
+            m.Welcome: self._welcome,
+            m.Masters: self.session.search.learn,
+            m.Renewed: self.session.take_certificate,
+            m.Released: lambda _message: self.session.released.set(),
+            m.RelayPair: self.work.desk.carry,
+            m.StopRelayingPair: self.work.stop,
+        }
 
     async def run(self) -> None:
         """Forward until this relay leaves or is refused.
@@ -146,18 +138,18 @@ class RelayService:
         """Tell the master, which then arranges other routes, and end ``run``."""
         self.session.leaving = True
         if self.session.connected:
-            self.session.tell(Leaving(reason))
+            self.session.tell(m.Leaving(reason))
             with trio.move_on_after(LEAVE_S):
                 await self.session.released.wait()
         self._stop.cancel()
 
     # ------------------------------------------------------------ the master
 
-    def _hello(self, master_host: str, local_port: int) -> Hello:
+    def _hello(self, master_host: str, local_port: int) -> m.Hello:
         config = self.config
-        return Hello(
-            VERSION_MIN,
-            VERSION_MAX,
+        return m.Hello(
+            m.VERSION_MIN,
+            m.VERSION_MAX,
             config.run_id,
             config.name,
             dialable(self._bound, config.advertise, master_host),
@@ -178,10 +170,48 @@ class RelayService:
         self._master = (term, nonce)
         return True
 
-    def _hear(self, event: Message | SessionEnded) -> None:
-        if isinstance(event, Welcome):
-            self.report.phase = "in the run"
-            self.report.why = ""
-            self.work.welcome()
-        elif isinstance(event, Message):
-            self.work.hear(event)
+    def _welcome(self, message: m.Welcome) -> None:
+        self._spec.take(message.spec_toml)
+        self.report.phase, self.report.why = "in the run", ""
+        self.work.welcome()
+
+
+async def run_relay(options: PeerOptions, tell: Callable[[str], None]) -> None:
+    """Forward until stopped or refused, as a process.
+
+    Args:
+      options: the command and the limits for the state have no effect here.
+      tell: takes sentences for the operator.
+
+    Raises:
+      UserError: with the exit code for what went wrong.
+    """
+    failure: UserError | None = None
+    signals = 0
+    credentials = await obtain_credentials(
+        options.state, options.known_invite(), options.name, options.patience_s, tell
+    )
+    config = options.config(credentials)
+    service = RelayService(config, SocketNetwork(credentials))
+    async with trio.open_nursery() as nursery:
+
+        def on_signal() -> None:
+            nonlocal failure, signals
+            signals += 1
+            if signals > 1:
+                failure = UserError("stopped at once", exit_code=ExitCode.INTERRUPTED)
+                nursery.cancel_scope.cancel()
+                return
+            tell("leaving (again: stop at once) ...")
+            nursery.start_soon(service.leave, "stopped by its owner")
+
+        nursery.start_soon(wait_for_signals, on_signal)
+        tell(f"relay {config.me[:8]} ({config.name})")
+        try:
+            await service.run()
+        except EvictedError as error:
+            failure = as_user_error(error)
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    tell(f"left the run; {service.work.desk.carried_bytes / 1e6:.1f} MB forwarded")
