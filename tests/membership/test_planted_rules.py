@@ -1,0 +1,268 @@
+"""Small rules, each of which stands in one function: it is taken out, and a test must miss it.
+
+An entry of ``BUGS`` is the function, as owner, name and what makes one without the rule of it, and
+the test.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from holdfast.membership.master import leases
+from holdfast.membership.master.leases import Leases
+from holdfast.membership.master.rounds import repair
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.inquiry import Findings
+from holdfast.membership.master.rounds.outcome import Audit
+from holdfast.membership.master.rounds.repairer import Repairer
+from holdfast.membership.master.state import roster
+from holdfast.membership.master.state.voting_blocs import elect, voices_of
+from holdfast.membership.peer.lease_book import LeaseBook
+from holdfast.membership.shared import layout_difference, views
+from holdfast.membership.shared.brief_orders import OrderReader
+from holdfast.membership.shared.views import ViewWriter
+from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
+from holdfast.protocol.messages import BriefReduce, Contributor, OwnerRun
+from tests.membership import (
+    test_audits,
+    test_brief_orders,
+    test_inquiry,
+    test_lease_book,
+    test_leases,
+    test_members,
+    test_repair,
+    test_rounds,
+    test_views,
+)
+from tests.planting import Patch
+
+Make = Callable[[Any], object]
+
+
+def some_views() -> None:
+    """A member leaves, one comes that joined before it, and the role of one changes."""
+    history: Any = test_views.test_every_sequence_of_views_comes_out_as_it_went_in
+    history.hypothesis.inner_test([({3, 5}, {3}, set()), ({1, 5}, {5}, {1}), ({5}, {5}, {5})])
+
+
+def some_order() -> None:
+    """An order with a scaled update, whose owners are named backwards."""
+    view, order = test_brief_orders.full(3)
+    first, *others = order.contributors
+    owners = tuple(OwnerRun(peer, 1) for peer in reversed(order.receivers))
+    scaled = (Contributor(first.peer, first.weight, 0.5), *others)
+    order = evolve(order, contributors=scaled, plan=evolve(order.plan, owners=owners))
+    course: Any = test_brief_orders.test_a_reduction_and_its_commit_come_as_they_were
+    course.hypothesis.inner_test((view, order))
+
+
+def booked(test: Callable[[LeaseBook], None]) -> Callable[[], None]:
+    return lambda: test(test_lease_book.a_book())
+
+
+# ---------------------------------------------------------------- without a rule
+
+
+def plurality(_real: Any) -> object:
+    def agreed(self: Attempt, members: Any) -> object:
+        found = elect(self.outcomes, voices_of(members, self.survivors()))
+        return found and found.winner
+
+    return agreed
+
+
+def any_flush(real: Any) -> object:
+    def held(self: Repairer, member: Any, message: Any) -> None:
+        attempt = self.round_table.rounds[message.round].running()
+        real(self, member, evolve(message, attempt=attempt.flush_number))
+
+    return held
+
+
+def newcomers_only(real: Any) -> object:
+    def difference(self: ViewWriter, before: Any, after: Any) -> object:
+        known = {member.number for member in before.members}
+        new = tuple(member for member in after.members if member.number not in known)
+        return evolve(real(self, before, after), changed=new)
+
+    return difference
+
+
+def read(change: Callable[[Any, Any], dict[str, object]]) -> Make:
+    """Read a brief order with other contents, which follow from it and the view."""
+
+    def make(real: Any) -> object:
+        def whole(self: OrderReader, order: Any, view: Any) -> object:
+            brief = isinstance(order, BriefReduce) and view is not None
+            return real(self, evolve(order, **change(order, view)) if brief else order, view)
+
+        return whole
+
+    return make
+
+
+def wanted_still(real: Any) -> object:
+    def claim(self: LeaseBook) -> object:
+        wanted = self._wanted
+        claimed = real(self)
+        self._wanted = wanted
+        return claimed
+
+    return claim
+
+
+def always(value: object) -> Make:
+    return lambda _real: lambda *_: value
+
+
+# ---------------------------------------------------------------- the table
+
+BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
+    "a plurality commits": (
+        (Attempt, "agreed", plurality),
+        test_rounds.test_no_majority_aborts,
+    ),
+    "nobody is asked what differs": (
+        (Attempt, "disagrees", always(value=False)),
+        test_inquiry.test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again,
+    ),
+    "committed before it is checked": (
+        (Audit, "over", lambda _real: property(lambda self: True)),
+        test_audits.test_a_checker_that_is_silent_is_replaced,
+    ),
+    "any number of chunks": (
+        (Repairer, "held", lambda real: lambda *to: real(*to[:2], evolve(to[2], results=b"\x00"))),
+        test_repair.test_chunks_that_do_not_exist_are_a_violation,
+    ),
+    "an answer to an earlier flush": (
+        (Repairer, "held", any_flush),
+        test_repair.test_a_death_while_the_others_are_asked_begins_the_asking_again,
+    ),
+    "listeners are left with the dead": (
+        (Repairer, "serve_listeners", always(None)),
+        test_repair.test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it,
+    ),
+    "no ear for listeners": (
+        (Repairer, "may_repair", lambda _real: lambda self, attempt: not attempt.unheard()),
+        test_repair.test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again,
+    ),
+    "the mute are waited for": (
+        (Repairer, "flush_limit_s", always(math.inf)),
+        test_repair.test_who_does_not_answer_a_flush_is_removed,
+    ),
+    "the first takes all": (
+        (repair, "plan_repair", lambda real: lambda *of: real(*of[:2], of[2][:1], *of[3:])),
+        test_repair.test_chunks_are_dealt_evenly_and_runs_are_joined,
+    ),
+    "nobody lacks what is spread": (
+        (
+            repair,
+            "plan_repair",
+            lambda real: lambda *of: [evolve(e, lacking=b"") for e in real(*of)],
+        ),
+        test_repair.test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again,
+    ),
+    "one word makes two faces": (
+        (Findings, "culprits", lambda _real: property(lambda self: list(self.against))),
+        test_inquiry.test_whom_an_owner_misled_is_synced_again_and_not_called_bad,
+    ),
+    "a bloc has many words": (
+        (Findings, "by_voice", lambda _real: lambda self, voices: self),
+        test_inquiry.test_several_of_one_invite_and_line_have_one_word,
+    ),
+    "no trainer is needed": (
+        (
+            roster,
+            "can_contribute",
+            lambda _real: lambda one, seats: one.peer in seats and one.in_sync,
+        ),
+        test_rounds.test_a_contributor_without_a_trainer_is_not_expected,
+    ),
+    "a spare takes what was always free": (
+        (roster, "next_to_seat", lambda real: lambda *of: real(*of[:2], 1, *of[3:])),
+        test_members.test_a_spare_never_takes_a_place_that_was_always_free,
+    ),
+    "any layout is the run's": (
+        (layout_difference, "layout_difference", always(None)),
+        test_members.test_who_waits_with_another_layout_is_refused_when_the_run_is_founded,
+    ),
+    "the gone stay": (
+        (views, "changed_view", lambda real: lambda old, by: real(old, evolve(by, gone=()))),
+        some_views,
+    ),
+    "any view is the base": (
+        (views, "changed_view", lambda real: lambda old, by: real(evolve(old, number=by.base), by)),
+        test_views.test_a_change_of_another_view_than_the_known_one_is_refused,
+    ),
+    "newcomers are all that changes": (
+        (ViewWriter, "difference", newcomers_only),
+        some_views,
+    ),
+    "scales are lost": (
+        (OrderReader, "whole", read(lambda _order, _view: {"scales": ()})),
+        some_order,
+    ),
+    "an order for any view": (
+        (OrderReader, "whole", read(lambda _order, view: {"base": view.number})),
+        test_brief_orders.test_what_refers_to_nothing_is_refused,
+    ),
+    "what an order takes is not noted": (
+        (Leases, "ordered", always(None)),
+        partial(
+            test_leases.test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over,
+            commits=True,
+        ),
+    ),
+    "given while members are awaited": (
+        (Leases, "settle", lambda real: lambda self, waiting: real(self, waiting=False)),
+        test_leases.test_after_a_restart_nothing_is_given_twice_while_members_are_awaited,
+    ),
+    "leases never grow old": (
+        (leases, "OLD_DEADLINES", lambda _real: math.inf),
+        test_leases.test_who_leases_and_does_not_train_keeps_no_epoch_from_its_end,
+    ),
+    "spent is forgotten at once": (
+        (leases, "RECENT_COMMITS", lambda _real: 0),
+        test_leases.test_an_update_on_its_way_may_name_what_a_commit_has_spent,
+    ),
+    "no sample is void": (
+        (LeaseBook, "barred", always(value=False)),
+        booked(test_lease_book.test_a_spare_draws_samples_that_count_nowhere),
+    ),
+    "spent though left out": (
+        (LeaseBook, "committed", lambda real: lambda *of, contributed: real(*of, contributed=True)),
+        booked(test_lease_book.test_what_a_round_did_not_take_is_in_the_next_update),
+    ),
+    "a request outlives its session": (
+        (LeaseBook, "claim", wanted_still),
+        test_lease_book.test_a_request_that_a_lost_session_took_along_is_made_again,
+    ),
+}
+
+
+def take_out(patch: Patch, owner: Any, name: str, make: Make) -> None:
+    """Put what lacks the rule in its place; of a module, also where the name was imported."""
+    real = vars(owner)[name]
+    lacking, holders = make(real), [owner]
+    if isinstance(owner, ModuleType) and callable(real):
+        holders += [each for each in sys.modules.values() if vars(each).get(name) is real]
+    for holder in holders:
+        patch.setattr(holder, name, lacking)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("name", BUGS)
+def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
+    function, test = BUGS[name]
+    take_out(monkeypatch, *function)
+    missed = AssertionError, LocalProtocolError, RemoteProtocolError, ValueError
+    with pytest.raises((*missed, pytest.fail.Exception)):
+        test()
