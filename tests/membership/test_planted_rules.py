@@ -20,10 +20,12 @@ from holdfast.membership.master import leases
 from holdfast.membership.master.leases import Leases
 from holdfast.membership.master.rounds import repair
 from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.outcome import Audit
 from holdfast.membership.master.rounds.repairer import Repairer
 from holdfast.membership.master.state import roster
+from holdfast.membership.master.state.roster import Roster
 from holdfast.membership.master.state.voting_blocs import elect, voices_of
 from holdfast.membership.peer.lease_book import LeaseBook
 from holdfast.membership.shared import layout_difference, views
@@ -87,6 +89,16 @@ def any_flush(real: Any) -> object:
     return held
 
 
+def same_number(real: Any) -> object:
+    def next_view(self: Roster, places: set[str], *, force: bool) -> bool:
+        number = self.view_number
+        is_new: bool = real(self, places, force=force)
+        self.view_number = number
+        return is_new
+
+    return next_view
+
+
 def newcomers_only(real: Any) -> object:
     def difference(self: ViewWriter, before: Any, after: Any) -> object:
         known = {member.number for member in before.members}
@@ -138,6 +150,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
         (Audit, "over", lambda _real: property(lambda self: True)),
         test_audits.test_a_checker_that_is_silent_is_replaced,
     ),
+    "bytes buy a checker no time": (
+        (Auditing, "moved", always(None)),
+        test_audits.test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer,
+    ),
     "any number of chunks": (
         (Repairer, "held", lambda real: lambda *to: real(*to[:2], evolve(to[2], results=b"\x00"))),
         test_repair.test_chunks_that_do_not_exist_are_a_violation,
@@ -161,6 +177,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
     "the first takes all": (
         (repair, "plan_repair", lambda real: lambda *of: real(*of[:2], of[2][:1], *of[3:])),
         test_repair.test_chunks_are_dealt_evenly_and_runs_are_joined,
+    ),
+    "who lacks a link takes over": (
+        (repair, "plan_repair", lambda real: lambda *of: real(*of[:5])),
+        test_repair.test_a_member_that_lacks_a_link_takes_over_what_nobody_else_can,
     ),
     "nobody lacks what is spread": (
         (
@@ -189,6 +209,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
     "a spare takes what was always free": (
         (roster, "next_to_seat", lambda real: lambda *of: real(*of[:2], 1, *of[3:])),
         test_members.test_a_spare_never_takes_a_place_that_was_always_free,
+    ),
+    "all views have one number": (
+        (Roster, "next_view", same_number),
+        test_members.test_welcome_comes_before_the_view_that_has_the_newcomer_in_it,
     ),
     "any layout is the run's": (
         (layout_difference, "layout_difference", always(None)),

@@ -405,6 +405,12 @@ def test_chunks_are_dealt_evenly_and_runs_are_joined() -> None:
     )
 
 
+def test_a_member_that_lacks_a_link_takes_over_what_nobody_else_can() -> None:
+    held = {A: b"\x01", C: b"\x00"}
+    repair = plan_repair([B] * 3, {B}, [A, C], [A, B, C], held, [A])
+    assert [(each.first_chunk, each.owner) for each in repair] == [(0, A), (1, C)]
+
+
 def test_what_the_lost_have_said_about_others_is_void() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, D)
