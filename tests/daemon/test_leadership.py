@@ -96,7 +96,7 @@ async def lead(one: Leadership, leader: Callable[[], FakeLeader] = FakeLeader) -
     return await one.lead(await one.take(lambda: None), begin)
 
 
-async def test_a_lease_lasts_from_when_it_was_asked_for() -> None:
+async def test_a_lease_lasts_from_the_question() -> None:
     table = Table()
     table.trip_s = 1.0
     one = master(table)
@@ -106,7 +106,7 @@ async def test_a_lease_lasts_from_when_it_was_asked_for() -> None:
     assert not one.is_held()
 
 
-async def test_a_leader_whose_lease_another_one_took_is_told_to_end() -> None:
+async def test_who_lost_the_lease_ends() -> None:
     table = Table()
     table.taken = True
     one = master(table)
@@ -116,7 +116,7 @@ async def test_a_leader_whose_lease_another_one_took_is_told_to_end() -> None:
     assert table.released == []
 
 
-async def test_a_database_that_is_back_before_the_lease_is_over_costs_nothing() -> None:
+async def test_a_short_outage_costs_nothing() -> None:
     table = Table()
     with trio.move_on_after(2 * LEASE_S) as until:
         async with trio.open_nursery() as nursery:
@@ -128,7 +128,7 @@ async def test_a_database_that_is_back_before_the_lease_is_over_costs_nothing() 
     assert until.cancelled_caught, "it led until then"
 
 
-async def test_a_leader_that_ends_by_itself_gives_the_lease_back() -> None:
+async def test_who_ends_gives_the_lease_back() -> None:
     table = Table()
     one = master(table)
     assert await lead(one, partial(FakeLeader, serves_s=1)) == ""
@@ -136,7 +136,7 @@ async def test_a_leader_that_ends_by_itself_gives_the_lease_back() -> None:
     assert not one.is_held()
 
 
-async def test_who_hears_of_no_member_gives_way_to_another_master_only() -> None:
+async def test_who_is_alone_gives_way_to_another_only() -> None:
     assert await lead(master(Table(ME)), partial(FakeLeader, alone=True)) == ""
     began_s = trio.current_time()
     one = master(Table(ME, OTHER))
@@ -144,7 +144,7 @@ async def test_who_hears_of_no_member_gives_way_to_another_master_only() -> None
     assert 4.0 <= trio.current_time() - began_s <= 5.0
 
 
-async def test_who_gave_way_lets_others_take_the_lease_first_for_a_while() -> None:
+async def test_who_gave_way_lets_others_go_first() -> None:
     table = Table(ME, OTHER)
     one = master(table)
     await lead(one, partial(FakeLeader, alone=True))
@@ -154,7 +154,7 @@ async def test_who_gave_way_lets_others_take_the_lease_first_for_a_while() -> No
     assert table.free == [0.0, LEASE_S / 2, 0.0]
 
 
-async def test_it_waits_longer_for_members_each_time_that_none_comes() -> None:
+async def test_it_waits_longer_each_time_in_vain() -> None:
     one = master(Table(ME, OTHER))
     lasted = []
     for members in (False, False, False, True, False):
@@ -173,64 +173,39 @@ async def test_members_hear_of_the_other_masters() -> None:
 # ---------------------------------------------------------------- planted
 
 
-def from_the_answer(patch: Patch) -> None:
-    take = Leadership.take
-
-    async def taken(self: Leadership, looked: Callable[[], None]) -> Lease:
-        lease = await take(self, looked)
-        self._good_until_s = trio.current_time() + LEASE_S
-        return lease
-
-    patch.setattr(Leadership, "take", taken)
+async def from_the_answer(self: Leadership, _looked: object) -> Lease:
+    lease = await self._call(self._look)
+    assert lease is not None
+    self._good_until_s = trio.current_time() + LEASE_S
+    return lease
 
 
-def instead(owner: object, name: str, value: object) -> Callable[[Patch], None]:
-    return lambda patch: patch.setattr(owner, name, value)
+async def nothing(*_: object) -> None: ...
 
 
-async def _nothing(*_: object) -> None: ...
-
-
-BUGS: dict[str, tuple[Callable[[Patch], None], Callable[[], Awaitable[None]]]] = {
-    "a lease lasts from the answer": (
-        from_the_answer,
-        test_a_lease_lasts_from_when_it_was_asked_for,
+to_itself = property(lambda self: self.known)
+BUGS: dict[str, tuple[tuple[object, str, object], Callable[[], Awaitable[None]]]] = {
+    "from the answer": (
+        (Leadership, "take", from_the_answer),
+        test_a_lease_lasts_from_the_question,
     ),
-    "deaf to the fence": (
-        instead(Leadership, "_renew", lambda *_: True),
-        test_a_leader_whose_lease_another_one_took_is_told_to_end,
+    "deaf to the fence": ((Leadership, "_renew", lambda *_: True), test_who_lost_the_lease_ends),
+    "tries once": ((leadership, "AGAIN_S", LEASE_S), test_a_short_outage_costs_nothing),
+    "never released": ((Leadership, "_release", nothing), test_who_ends_gives_the_lease_back),
+    "yields to itself": (
+        (Leadership, "others", to_itself),
+        test_who_is_alone_gives_way_to_another_only,
     ),
-    "tries once in a lease": (
-        instead(leadership, "AGAIN_S", LEASE_S),
-        test_a_database_that_is_back_before_the_lease_is_over_costs_nothing,
-    ),
-    "keeps the lease to its end": (
-        instead(Leadership, "_release", _nothing),
-        test_a_leader_that_ends_by_itself_gives_the_lease_back,
-    ),
-    "gives way to itself": (
-        instead(Leadership, "others", property(lambda self: self.known)),
-        test_who_hears_of_no_member_gives_way_to_another_master_only,
-    ),
-    "takes it again at once": (
-        instead(leadership, "MODEST_LEASES", 0),
-        test_who_gave_way_lets_others_take_the_lease_first_for_a_while,
-    ),
-    "as impatient each time": (
-        instead(leadership, "IN_VAIN_MAX", 0),
-        test_it_waits_longer_for_members_each_time_that_none_comes,
-    ),
-    "names no other master": (
-        instead(Leadership, "others", ()),
-        test_members_hear_of_the_other_masters,
-    ),
+    "takes it again": ((leadership, "MODEST_LEASES", 0), test_who_gave_way_lets_others_go_first),
+    "never patient": ((leadership, "IN_VAIN_MAX", 0), test_it_waits_longer_each_time_in_vain),
+    "names nobody": ((Leadership, "others", ()), test_members_hear_of_the_other_masters),
 }
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize("name", BUGS)
 def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
-    plant, missing = BUGS[name]
-    plant(monkeypatch)
+    rule, missing = BUGS[name]
+    monkeypatch.setattr(*rule)
     with pytest.raises((AssertionError, BaseExceptionGroup)):
         run_virtually(missing, seed=0)
