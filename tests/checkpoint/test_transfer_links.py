@@ -17,25 +17,15 @@ from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError
 from holdfast.collectives.links.hub import LinkHub
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import (
-    BlocksRefused,
-    BlocksRequest,
-    FragmentSize,
-    Index,
-    IndexRequest,
-    MemberInfo,
-    Message,
-    Role,
-    SyncFragment,
-)
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from tests.background import background
 from tests.checkpoint.test_shared_state import founded, make_state
 from tests.collectives.net import real_nodes, start_hub
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
-SIZE = FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)
+SIZE = m.FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)
 PLAIN_BYTES = 4 * SIZE.value_count + 8 * SIZE.counter_count  # momentum is zero and does not travel
 OVERHEAD = 0.01  # of headers, tags, messages
 
@@ -58,11 +48,11 @@ class Node:
         hub.on_message = node.hear
         return node
 
-    async def hear(self, peer: str, message: Message) -> None:
-        if isinstance(message, IndexRequest | BlocksRequest):
+    async def hear(self, peer: str, message: m.Message) -> None:
+        if isinstance(message, m.IndexRequest | m.BlocksRequest):
             self.donor.receive(peer, message)
         else:
-            assert isinstance(message, Index | BlocksRefused)
+            assert isinstance(message, m.Index | m.BlocksRefused)
             self.joiner.receive(peer, message)
 
 
@@ -76,7 +66,7 @@ async def start(nursery: trio.Nursery, world: MemoryWorld, states: list[SharedSt
         await start_hub(nursery, node.hub, node.network, Address(f"host{number}", 7000))
         await nursery.start(node.donor.run)
     members = [
-        MemberInfo(peer_of(n), f"peer {n}", n, (f"host{n}:7000",), Role.CONTRIBUTOR, True)
+        m.MemberInfo(peer_of(n), f"peer {n}", n, (f"host{n}:7000",), m.Role.CONTRIBUTOR, True)
         for n in range(len(nodes))
     ]
     for node in nodes:
@@ -91,7 +81,7 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
     async with background() as nursery:
         states = [make_state(SIZE), source, founded(SIZE)]
         nodes = await start(nursery, world, states)
-        order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
+        order = m.SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         started_s = trio.current_time()
         report = await nodes[0].joiner.fetch(order)
         taken_s = trio.current_time() - started_s
@@ -116,7 +106,7 @@ async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> Non
             world.crash("host1")
 
         nursery.start_soon(crash)
-        order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
+        order = m.SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         report = await nodes[0].joiner.fetch(order)
     assert report.bad_donors == ()
     assert states[0].heads() == source.heads()
@@ -129,7 +119,7 @@ async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault
     async with background() as nursery:
         states = [make_state(SIZE), source]
         nodes = await start(nursery, world, states)
-        order = SyncFragment(source.heads()[0], (peer_of(1),))
+        order = m.SyncFragment(source.heads()[0], (peer_of(1),))
 
         async def fail() -> None:
             await trio.sleep(2)  # while the donor has blocks left to send
@@ -162,17 +152,17 @@ async def test_lanes_threads_carry_a_copy(tmp_path: Path) -> None:
         donor = Donor(source, giver.hub, here)
         joiner = Joiner(target, taker.hub, here)
 
-        async def asked(peer: str, message: Message) -> None:
-            assert isinstance(message, IndexRequest | BlocksRequest)
+        async def asked(peer: str, message: m.Message) -> None:
+            assert isinstance(message, m.IndexRequest | m.BlocksRequest)
             donor.receive(peer, message)
 
-        async def answered(peer: str, message: Message) -> None:
-            assert isinstance(message, Index | BlocksRefused)
+        async def answered(peer: str, message: m.Message) -> None:
+            assert isinstance(message, m.Index | m.BlocksRefused)
             joiner.receive(peer, message)
 
         giver.hub.on_message, taker.hub.on_message = asked, answered
         await nursery.start(donor.run)
-        order = SyncFragment(source.heads()[0], (giver.hub.me,))
+        order = m.SyncFragment(source.heads()[0], (giver.hub.me,))
         report = await joiner.fetch(order)
         carried_bytes = taker.hub.received_bytes
         nursery.cancel_scope.cancel()

@@ -31,22 +31,9 @@ from attrs import evolve
 from numpy.typing import NDArray
 
 from holdfast.diloco.fragments import TensorShape, split
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, Values, create_arena_file, map_arena
-from holdfast.protocol.messages import (
-    COUNT_MAX,
-    ArenaOpened,
-    FragmentSize,
-    InitialPosted,
-    Load,
-    Message,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    RoundEnded,
-    RoundOpened,
-    TrainerHello,
-)
 
 WAIT_S = 60.0  # for a trainer that is alive; then the test fails
 
@@ -54,7 +41,7 @@ START_S = 150.0  # until it connects: a process of its own imports torch first
 
 POLL_S = 0.001  # between two looks at what the trainer's thread is about to do
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=m.Message)
 
 
 def settled(condition: Callable[[], bool]) -> None:
@@ -81,8 +68,8 @@ class FakeDaemon:
     def __init__(self, stream: socket.socket) -> None:
         stream.settimeout(WAIT_S)
         self.stream = stream
-        self.layout = ModelLayout(())
-        self.sizes: tuple[FragmentSize, ...] = ()
+        self.layout = m.ModelLayout(())
+        self.sizes: tuple[m.FragmentSize, ...] = ()
         self.overlap_steps = 0
         self._arenas: tuple[Arena, Arena] | None = None
         self._sent_count = 0
@@ -99,7 +86,7 @@ class FakeDaemon:
 
     # ------------------------------------------------------------ single messages
 
-    def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def say(self, message: m.Message, descriptors: Sequence[int] = ()) -> None:
         body = wire.encode(message)
         frame = struct.pack(">I", len(body)) + body
         self._sent_count += 1
@@ -121,9 +108,9 @@ class FakeDaemon:
         assert isinstance(message, expected), f"{message} instead of {expected.__name__}"
         return message
 
-    def hear_posted(self) -> Posted:
+    def hear_posted(self) -> m.Posted:
         """Receive ``Posted``, without its step time."""
-        return evolve(self.hear(Posted), step_s=0.0)
+        return evolve(self.hear(m.Posted), step_s=0.0)
 
     def hears_nothing(self, seconds: float = 0.05) -> bool:
         """Check that the trainer sends nothing for a moment: it waits, or it trains."""
@@ -155,18 +142,18 @@ class FakeDaemon:
         local_checkpoint: str = "",
     ) -> None:
         """Run the conversation up to the arenas."""
-        self.layout = self.hear(TrainerHello).layout
+        self.layout = self.hear(m.TrainerHello).layout
         shapes = [TensorShape(each.name, each.shape, each.kind) for each in self.layout.tensors]
         fragments = split(shapes, fragment_count)
         self.overlap_steps = overlap_steps
         self.sizes = tuple(
-            FragmentSize(each.value_count, each.momentum_count, each.counter_count)
+            m.FragmentSize(each.value_count, each.momentum_count, each.counter_count)
             for each in fragments
         )
         files = [create_arena_file(self.sizes) for _ in range(2)]
         self._arenas = (map_arena(files[0], self.sizes), map_arena(files[1], self.sizes))
         self.say(
-            ArenaOpened(
+            m.ArenaOpened(
                 tuple(each.tensors for each in fragments),
                 self.sizes,
                 overlap_steps,
@@ -180,8 +167,8 @@ class FakeDaemon:
 
     def found(self) -> None:
         """Take the model's weights as the run's initial weights."""
-        self.say(PostInitial())
-        self.hear(InitialPosted)
+        self.say(m.PostInitial())
+        self.hear(m.InitialPosted)
         for fragment in range(len(self.sizes)):
             values, counters = self.posted.values(fragment), self.posted.counters(fragment)
             self.share(fragment, 0, values, counters)
@@ -203,17 +190,17 @@ class FakeDaemon:
     def load(
         self,
         step: int = 0,
-        step_limit: int = COUNT_MAX,
+        step_limit: int = m.COUNT_MAX,
         finished: bool = False,
         spoilt: bool = False,
     ) -> None:
-        self.say(Load(step, step_limit, finished, spoilt))
+        self.say(m.Load(step, step_limit, finished, spoilt))
 
     def start(
         self,
         fragment_count: int = 1,
         overlap_steps: int = 0,
-        step_limit: int = COUNT_MAX,
+        step_limit: int = m.COUNT_MAX,
     ) -> None:
         """Run the conversation until ``attach`` returns, at the model's own weights."""
         self.open_arenas(fragment_count, overlap_steps)
@@ -221,10 +208,10 @@ class FakeDaemon:
         self.load(step_limit=step_limit)
 
     def open_round(
-        self, number: int, at_step: int, fragment: int = 0, step_limit: int = COUNT_MAX
+        self, number: int, at_step: int, fragment: int = 0, step_limit: int = m.COUNT_MAX
     ) -> None:
         version = self.shared.version(fragment)
-        self.say(RoundOpened(number, fragment, version, at_step, step_limit))
+        self.say(m.RoundOpened(number, fragment, version, at_step, step_limit))
 
     def end_round(
         self,
@@ -233,10 +220,10 @@ class FakeDaemon:
         committed: bool = True,
         contributed: bool = True,
         step: int = 0,
-        step_limit: int = COUNT_MAX,
+        step_limit: int = m.COUNT_MAX,
     ) -> None:
         version = self.shared.version(fragment)
-        self.say(RoundEnded(number, fragment, committed, contributed, version, step, step_limit))
+        self.say(m.RoundEnded(number, fragment, committed, contributed, version, step, step_limit))
 
     def round(
         self,
@@ -244,13 +231,13 @@ class FakeDaemon:
         at_step: int,
         change: float | Values,
         fragment: int = 0,
-        step_limit: int = COUNT_MAX,
-    ) -> Posted:
+        step_limit: int = m.COUNT_MAX,
+    ) -> m.Posted:
         """Run a round with this trainer's contribution, after which the shared values are ``-
         change``.
         """
         self.open_round(number, at_step, fragment)
-        posted = self.hear(Posted)
+        posted = self.hear(m.Posted)
         values = self.shared.values(fragment) - np.float32(change)
         self.share(fragment, self.shared.version(fragment) + 1, values)
         self.end_round(number, fragment, step=at_step, step_limit=step_limit)

@@ -25,6 +25,7 @@ from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
 from holdfast.client.state.inner_optimizer import InnerOptimizer
+from holdfast.protocol import messages as m
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     STEP_SLOT,
@@ -33,21 +34,6 @@ from holdfast.protocol.arena import (
     create_arena_file,
 )
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import (
-    ArenaOpened,
-    Finished,
-    FragmentSize,
-    Heartbeat,
-    InitialPosted,
-    Message,
-    Metrics,
-    Posted,
-    PostInitial,
-    Rejected,
-    RoundEnded,
-    SetRole,
-    TrainerHello,
-)
 from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking, wait_for
 
 
@@ -100,7 +86,7 @@ def test_founding_posts_the_models_tensors_and_loads_them_back() -> None:
             *before["1.running_mean"].tolist(),
             *before["1.running_var"].tolist(),
         ]
-        assert daemon.sizes == (FragmentSize(14, 10, 1),)
+        assert daemon.sizes == (m.FragmentSize(14, 10, 1),)
         assert np.isnan(daemon.posted.loss[0])  # none so far
         daemon.load(step=0)
 
@@ -125,10 +111,10 @@ def test_a_joiner_takes_the_runs_weights_and_step() -> None:
 
 def test_the_hello_says_who_and_what() -> None:
     def script(daemon: FakeDaemon) -> None:
-        hello = daemon.hear(TrainerHello)
+        hello = daemon.hear(m.TrainerHello)
         assert hello.pid == os.getpid()
         assert [each.name for each in hello.layout.tensors] == ["weight"]
-        daemon.say(Rejected("that will do"))
+        daemon.say(m.Rejected("that will do"))
 
     with talking(script) as path, pytest.raises(holdfast.AttachRefused, match="that will do"):
         attach(line(), socket_path=path)
@@ -196,15 +182,15 @@ def test_attaching_to_a_run_that_is_over() -> None:
 @pytest.mark.parametrize("fault", ["sizes", "tensors", "descriptors", "order"])
 def test_a_daemon_that_talks_nonsense(fault: str) -> None:
     def script(daemon: FakeDaemon) -> None:
-        daemon.hear(TrainerHello)
+        daemon.hear(m.TrainerHello)
         if fault == "order":
             daemon.load()
             return
-        size = FragmentSize(3 + (fault == "sizes"), 3, 0)
+        size = m.FragmentSize(3 + (fault == "sizes"), 3, 0)
         files = [create_arena_file([size]) for _ in range(2)]
         tensors = (1,) if fault == "tensors" else (0,)
         sent = files[:1] if fault == "descriptors" else files
-        daemon.say(ArenaOpened((tensors,), (size,), 0), sent)
+        daemon.say(m.ArenaOpened((tensors,), (size,), 0), sent)
         for file in files:
             os.close(file)
 
@@ -252,7 +238,7 @@ def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
     calls = []
     receive_nowait = DaemonConnection.receive_nowait
 
-    def counted(connection: DaemonConnection) -> Message | None:
+    def counted(connection: DaemonConnection) -> m.Message | None:
         calls.append(1)
         return receive_nowait(connection)
 
@@ -262,7 +248,7 @@ def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
         wait_for(quiet)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         run.step()
@@ -278,7 +264,7 @@ def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
 def test_figures_reach_the_dashboard_without_those_that_are_not_finite() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        assert daemon.hear(Metrics) == Metrics(1, {"n" * 64: 2.0})
+        assert daemon.hear(m.Metrics) == m.Metrics(1, {"n" * 64: 2.0})
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         run.step()
@@ -310,16 +296,16 @@ def test_a_round_posts_the_delta_and_takes_the_new_weights(
     waiting = threading.Event()
     receive = DaemonConnection.receive
 
-    def observed(connection: DaemonConnection) -> Message:
+    def observed(connection: DaemonConnection) -> m.Message:
         waiting.set()
         return receive(connection)
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=2)
         daemon.open_round(1, at_step=2)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert 0.0 < posted.step_s < 1.0
-        assert evolve(posted, step_s=0.0) == Posted(1, 0, version=0, tokens=20, step=2)
+        assert evolve(posted, step_s=0.0) == m.Posted(1, 0, version=0, tokens=20, step=2)
         assert daemon.posted.values(0).tolist() == [-4, -4, -4]  # anchor minus local
         wait_for(waiting)
         assert daemon.hears_nothing()  # it waits for the outcome
@@ -361,10 +347,10 @@ def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.end_round(1, committed=False, step=9, step_limit=2)
         daemon.open_round(2, at_step=2)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert (posted.tokens, posted.version, posted.step) == (11, 0, 2)
         assert daemon.posted.values(0).tolist() == [-3] * 3
         daemon.end_round(2, committed=False)
@@ -383,11 +369,11 @@ def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.share(0, 1, np.full(3, 10, np.float32))
         daemon.end_round(1, contributed=False, step_limit=2)
         daemon.open_round(2, at_step=2)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert (posted.tokens, posted.version) == (12, 1)
         assert daemon.posted.values(0).tolist() == [-5] * 3  # both steps' worth
         daemon.share(0, 2, np.full(3, 20, np.float32))
@@ -429,9 +415,9 @@ def test_a_round_is_posted_at_the_first_step_boundary_at_or_after_its_step() -> 
         daemon.start()
         wait_for(late)
         daemon.open_round(1, at_step=3)
-        assert daemon.hear(Posted).step >= 5
+        assert daemon.hear(m.Posted).step >= 5
         daemon.end_round(1, committed=False)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for _ in range(4):
@@ -449,7 +435,7 @@ def test_the_new_weights_are_the_shared_ones_bit_for_bit() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.share(0, 1, theta)
         daemon.end_round(1)
 
@@ -489,12 +475,12 @@ def test_the_trainer_does_not_go_beyond_the_hold_step() -> None:
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 3
         daemon.open_round(1, at_step=3, step_limit=5)
-        assert daemon.hear(Posted).step == 3
+        assert daemon.hear(m.Posted).step == 3
         daemon.end_round(1, committed=False, step_limit=6)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 6
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while not run.finished:
@@ -510,7 +496,7 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.say(SetRole(False, "all places are taken"))
+        daemon.say(m.SetRole(False, "all places are taken"))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         for version in (1, 2):
             daemon.open_round(version, at_step=0)
@@ -520,9 +506,9 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
             settled(functools.partial(equals, model, 10.0 * version))
         assert daemon.posted.slots[STEP_SLOT] == 200
         daemon.load(step=200, step_limit=201)
-        daemon.say(SetRole(True, ""))
+        daemon.say(m.SetRole(True, ""))
         daemon.open_round(3, at_step=201)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert (posted.tokens, posted.version, posted.step) == (4, 2, 201)
         assert daemon.posted.values(0).tolist() == [-2] * 3  # the warm-up step is not in it
         daemon.end_round(3, committed=False)
@@ -554,13 +540,13 @@ def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: 
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
         daemon.found()
-        daemon.say(SetRole(False, "all places are taken"))
+        daemon.say(m.SetRole(False, "all places are taken"))
         daemon.load()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         daemon.load(step=0, step_limit=1)
-        daemon.say(SetRole(True, ""))
+        daemon.say(m.SetRole(True, ""))
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.load(step=1, step_limit=1)  # a resync
         daemon.end_round(1, committed=False, step_limit=9)
 
@@ -620,10 +606,10 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.round(1, 1, change=1.0)
-        daemon.say(SetRole(False, "a faster one came"))
+        daemon.say(m.SetRole(False, "a faster one came"))
         daemon.share(0, 2, np.full(3, 5, np.float32))
         daemon.end_round(2, contributed=False)
-        daemon.say(SetRole(True, ""))
+        daemon.say(m.SetRole(True, ""))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while run.round_count < 2 or not run.contributing:
@@ -638,11 +624,11 @@ def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)  # now it waits
+        daemon.hear(m.Posted)  # now it waits
         daemon.share(0, 4, np.full(3, 50, np.float32))
         daemon.load(step=40, step_limit=41)
         daemon.open_round(2, at_step=41)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert (posted.version, posted.tokens, posted.step) == (4, 7, 41)
         assert daemon.posted.values(0).tolist() == [-1] * 3
         daemon.end_round(2, committed=False)
@@ -662,13 +648,13 @@ def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=5, step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.share(0, 3, np.full(3, 30, np.float32))
         daemon.load(step=10, step_limit=11)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 11)
         daemon.share(0, 4, np.full(3, 40, np.float32))
         daemon.end_round(1, contributed=True, step=11, step_limit=11)
-        daemon.say(Rejected("enough"))
+        daemon.say(m.Rejected("enough"))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         move(model, 8.0)
@@ -684,21 +670,21 @@ def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
 @pytest.mark.fault("a contributor is slower, or comes back while the others go on")
 def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
     model = line(1.0)
-    posted: list[Posted] = []
+    posted: list[m.Posted] = []
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=50, step_limit=200)
         daemon.open_round(1, at_step=100, step_limit=200)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 3)
         daemon.open_round(1, at_step=0, step_limit=200)
-        posted.append(daemon.hear(Posted))
+        posted.append(daemon.hear(m.Posted))
         daemon.open_round(1, at_step=0, step_limit=200)  # it was on its way
         went_on_from = int(daemon.posted.slots[STEP_SLOT])
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= went_on_from + 5)
         assert daemon.hears_nothing(), "it posts once"
         daemon.share(0, 1, np.full(3, 6, np.float32))
         daemon.end_round(1, contributed=True, step=100, step_limit=200)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script) as path, attach(model, socket_path=path) as run:
         while not run.finished:
@@ -714,16 +700,16 @@ def test_steps_of_the_run_that_a_slow_trainer_skips_take_none_of_its_overlap() -
     def script(daemon: FakeDaemon) -> None:
         daemon.start(fragment_count=2, overlap_steps=10, step_limit=1)
         daemon.open_round(1, at_step=1, fragment=0)
-        assert daemon.hear(Posted).step == 1
+        assert daemon.hear(m.Posted).step == 1
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
         daemon.open_round(2, at_step=0, fragment=1)
-        second = daemon.hear(Posted).step
+        second = daemon.hear(m.Posted).step
         # It goes no further than ten steps from the first post.
         settled(lambda: waits_at(daemon) == 11)
         daemon.share(0, 1, np.zeros(2, np.float32))
         daemon.end_round(1, fragment=0, step=50, step_limit=200)
         settled(lambda: waits_at(daemon) == 50 + second - 1)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script) as path, attach(model, socket_path=path) as run:
         train(run, pause_s=0.001)
@@ -744,10 +730,10 @@ def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=3, step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         daemon.share(0, 1, np.full(3, 6, np.float32))
         daemon.end_round(1)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script) as path:
         run = attach(model, socket_path=path)
@@ -768,7 +754,7 @@ def test_the_end_is_heard_even_when_the_socket_breaks_first() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        daemon.say(Finished())
+        daemon.say(m.Finished())
         daemon.stream.close()
         gone.set()
 
@@ -815,7 +801,7 @@ def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.DaemonGone):
@@ -825,7 +811,7 @@ def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
 def test_a_rejection_in_the_middle_is_raised_with_its_reason() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        daemon.say(Rejected("its updates are not finite"))
+        daemon.say(m.Rejected("its updates are not finite"))
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.AttachRefused, match="its updates are not finite"):
@@ -835,7 +821,7 @@ def test_a_rejection_in_the_middle_is_raised_with_its_reason() -> None:
 def test_a_message_that_is_no_business_of_a_trainers() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        daemon.say(Heartbeat(1))
+        daemon.say(m.Heartbeat(1))
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(RemoteProtocolError, match="Heartbeat"):
@@ -845,7 +831,7 @@ def test_a_message_that_is_no_business_of_a_trainers() -> None:
 def test_a_commit_that_the_arena_does_not_hold() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        daemon.say(RoundEnded(1, 0, True, False, 5, 0, 2**40))
+        daemon.say(m.RoundEnded(1, 0, True, False, 5, 0, 2**40))
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(RemoteProtocolError, match="version 5"):
@@ -858,7 +844,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.open_round(1, at_step=1)
-        daemon.hear(Posted)
+        daemon.hear(m.Posted)
         assert daemon.hears_nothing()
         signal.pthread_kill(main_thread, signal.SIGINT)
 
@@ -890,4 +876,4 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def types_are_public(run: Run) -> Any:
     """Checked by mypy, not run: what scripts use is typed."""
     holdfast.attach(nn.Linear(1, 1)).step(loss=0.0)
-    return run.seed, PostInitial, InitialPosted
+    return run.seed, m.PostInitial, m.InitialPosted

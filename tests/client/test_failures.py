@@ -19,16 +19,8 @@ import holdfast
 from holdfast.client.attach import attach
 from holdfast.client.crash_report import REASON_CHARS_MAX, CrashReport, kind_of, text_of
 from holdfast.client.daemon_connection import DaemonConnection
+from holdfast.protocol import messages as m
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
-from holdfast.protocol.messages import (
-    COUNT_MAX,
-    ExtendStepLimit,
-    Failing,
-    FailureKind,
-    Finished,
-    Load,
-    Posted,
-)
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 from tests.client.test_conversation import equals, line, move, train, weights
 
@@ -47,19 +39,19 @@ def from_cause(cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ValueError("no"), FailureKind.CRASH),
-        (MemoryError(), FailureKind.MEMORY),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), FailureKind.MEMORY),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), FailureKind.MEMORY),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), FailureKind.MEMORY),
-        (torch.AcceleratorError("device-side assert"), FailureKind.CUDA),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureKind.CUDA),
-        (ValueError("CUDA error"), FailureKind.CRASH),
-        (from_cause(MemoryError()), FailureKind.MEMORY),
-        (OddError(), FailureKind.CRASH),
+        (ValueError("no"), m.FailureKind.CRASH),
+        (MemoryError(), m.FailureKind.MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), m.FailureKind.MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), m.FailureKind.MEMORY),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), m.FailureKind.MEMORY),
+        (torch.AcceleratorError("device-side assert"), m.FailureKind.CUDA),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), m.FailureKind.CUDA),
+        (ValueError("CUDA error"), m.FailureKind.CRASH),
+        (from_cause(MemoryError()), m.FailureKind.MEMORY),
+        (OddError(), m.FailureKind.CRASH),
     ],
 )
-def test_exceptions_are_told_apart(error: Exception, kind: FailureKind) -> None:
+def test_exceptions_are_told_apart(error: Exception, kind: m.FailureKind) -> None:
     assert kind_of(error) is kind
 
 
@@ -68,9 +60,9 @@ def test_exceptions_are_told_apart_by_a_torch_without_classes_for_them(
 ) -> None:
     monkeypatch.delattr(torch, "OutOfMemoryError")
     monkeypatch.delattr(torch, "AcceleratorError")
-    assert kind_of(RuntimeError("CUDA out of memory. Tried to allocate")) is FailureKind.MEMORY
-    assert kind_of(RuntimeError("CUDA error: device-side assert")) is FailureKind.CUDA
-    assert kind_of(ValueError("no")) is FailureKind.CRASH
+    assert kind_of(RuntimeError("CUDA out of memory. Tried to allocate")) is m.FailureKind.MEMORY
+    assert kind_of(RuntimeError("CUDA error: device-side assert")) is m.FailureKind.CUDA
+    assert kind_of(ValueError("no")) is m.FailureKind.CRASH
 
 
 def test_the_text_is_one_short_line() -> None:
@@ -83,12 +75,12 @@ def test_the_hook_of_before_still_hears_of_it(monkeypatch: pytest.MonkeyPatch) -
     heard: list[object] = []
     monkeypatch.setattr(sys, "excepthook", lambda *what: heard.append(what[1]))
     before = sys.excepthook
-    said: list[tuple[FailureKind, str]] = []
+    said: list[tuple[m.FailureKind, str]] = []
     words = CrashReport(lambda kind, text: said.append((kind, text)))
     error = MemoryError("no")
     sys.excepthook(MemoryError, error, None)
     sys.excepthook(MemoryError, error, None)
-    assert (said, heard) == ([(FailureKind.MEMORY, "MemoryError: no")], [error, error])
+    assert (said, heard) == ([(m.FailureKind.MEMORY, "MemoryError: no")], [error, error])
     words.withdraw()
     assert sys.excepthook is before
     silent = CrashReport(lambda kind, text: said.append((kind, text)))
@@ -153,7 +145,7 @@ def test_a_run_that_ends_before_its_last_weights_are_here_says_so() -> None:
         daemon.start(step_limit=1)
         settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
         daemon.share(0, NOTHING_WHOLE)
-        daemon.say(Finished())
+        daemon.say(m.Finished())
 
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.AttachRefused, match="holdfast export"):
@@ -224,19 +216,19 @@ run.step()
 @pytest.mark.parametrize(
     ("fails", "kind", "reason"),
     [
-        ("raise torch.OutOfMemoryError('CUDA out of memory')", FailureKind.MEMORY, "CUDA out"),
-        ("with run: raise ValueError('wrong shape')", FailureKind.CRASH, "wrong shape"),
-        ("bytearray(2**60)", FailureKind.MEMORY, "MemoryError"),
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", m.FailureKind.MEMORY, "CUDA out"),
+        ("with run: raise ValueError('wrong shape')", m.FailureKind.CRASH, "wrong shape"),
+        ("bytearray(2**60)", m.FailureKind.MEMORY, "MemoryError"),
     ],
 )
 def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
-    fails: str, kind: FailureKind, reason: str
+    fails: str, kind: m.FailureKind, reason: str
 ) -> None:
-    heard: list[Failing] = []
+    heard: list[m.Failing] = []
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        heard.append(daemon.hear(Failing))
+        heard.append(daemon.hear(m.Failing))
 
     with talking(script) as path:
         ended = subprocess.run(
@@ -261,8 +253,8 @@ def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None
         daemon.open_arenas(nan_steps=3)
         daemon.found()
         daemon.load()
-        said = daemon.hear(Failing)
-        assert said.kind is FailureKind.NAN
+        said = daemon.hear(m.Failing)
+        assert said.kind is m.FailureKind.NAN
         assert "3 times in a row" in said.reason
         assert daemon.hears_nothing(), "it waits, and trains on nothing"
         daemon.load(step=40, spoilt=True)
@@ -338,17 +330,17 @@ def test_an_extended_step_limit_ends_the_wait_at_the_old_one() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=5)
-        daemon.say(ExtendStepLimit(12))
+        daemon.say(m.ExtendStepLimit(12))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 12)
         assert daemon.hears_nothing(), "it waits there"
         daemon.open_round(1, at_step=5, step_limit=10)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert (posted.step, posted.tokens) == (12, 12)
         daemon.share(0, 1, daemon.shared.values(0) + 100)
         daemon.end_round(1, step=5, step_limit=10)
         # It is past that; the next round comes at once and wants something to have been trained.
         daemon.open_round(2, at_step=10, step_limit=15)
-        second = daemon.hear(Posted)
+        second = daemon.hear(m.Posted)
         assert (second.step, second.tokens) == (13, 1)
         daemon.load(step=second.step, finished=True)
 
@@ -369,9 +361,9 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=overlap_steps, step_limit=20)
         daemon.open_round(1, at_step=5, step_limit=10)
-        posted = daemon.hear(Posted)
+        posted = daemon.hear(m.Posted)
         assert daemon.posted.values(0).tolist() == [-posted.tokens] * 3
-        daemon.say(ExtendStepLimit(COUNT_MAX))
+        daemon.say(m.ExtendStepLimit(m.COUNT_MAX))
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 40)  # it trains on
         # The run made something else of it: 100 in place of what was posted.
         if committed:
@@ -381,13 +373,13 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
             heard = daemon.posted.slots[STEP_SLOT] + 2000
             settled(lambda: daemon.posted.slots[STEP_SLOT] >= heard)
         daemon.open_round(2, at_step=10, step_limit=10_000_000)
-        second = daemon.hear(Posted)
+        second = daemon.hear(m.Posted)
         # What was trained since is there, once, whatever became of the round.
         since = second.tokens
         assert since == second.step - (posted.step if committed else 0)
         assert daemon.posted.values(0).tolist() == [-since] * 3
         trained.append(100.0 * committed + since)
-        daemon.say(Load(second.step, COUNT_MAX, True))
+        daemon.say(m.Load(second.step, m.COUNT_MAX, True))
 
     with talking(script) as path, attach(model, socket_path=path) as run:
         while not run.finished:

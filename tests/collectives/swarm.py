@@ -21,14 +21,8 @@ from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
-from holdfast.protocol.messages import (
-    Contributor,
-    FragmentSize,
-    OwnerRun,
-    Plan,
-    Reduce,
-)
 from holdfast.protocol.network.interface import Network
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.background import background
@@ -60,7 +54,7 @@ class Node:
 
 
 def reduction_at(
-    node: Node, order: Reduce, size: FragmentSize, *arrays: Any, **more: Any
+    node: Node, order: m.Reduce, size: m.FragmentSize, *arrays: Any, **more: Any
 ) -> Reduction:
     """Make a node's part in a reduction, of its own values and counters unless others are given."""
     given = arrays or (node.values, node.counters)
@@ -107,13 +101,13 @@ class Swarm:
         node.reducing.cancel()
         self.world.crash(f"n{node.number}")
 
-    async def reduce(self, order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> None:
+    async def reduce(self, order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node]) -> None:
         """Run the order at these nodes, and store results and errors in the nodes."""
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(self.reduce_at, node, order, size)
 
-    async def reduce_at(self, node: Node, order: Reduce, size: FragmentSize) -> None:
+    async def reduce_at(self, node: Node, order: m.Reduce, size: m.FragmentSize) -> None:
         node.result = node.error = None
         node.reducing = trio.CancelScope()
         with node.reducing:
@@ -151,7 +145,7 @@ async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
 
 
 def make_order(
-    size: FragmentSize,
+    size: m.FragmentSize,
     contributors: Sequence[tuple[Node, int, float]],
     receivers: Sequence[Node],
     *,
@@ -162,7 +156,7 @@ def make_order(
     attempt: int = 1,
     rng: random.Random | None = None,
     combine: str = "mean",
-) -> Reduce:
+) -> m.Reduce:
     """An order whose chunks are dealt to ``owners``, in turn or at random."""
     chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
     pool = list(owners) if owners is not None else [node for node, _, _ in contributors]
@@ -171,22 +165,22 @@ def make_order(
         for index in range(chunk_count)
     ]
     runs = tuple(
-        OwnerRun(peer, len(list(chunks)))
+        m.OwnerRun(peer, len(list(chunks)))
         for peer, chunks in itertools.groupby(node.peer for node in dealt)
     )
-    return Reduce(
+    return m.Reduce(
         round=round_,
         attempt=attempt,
         fragment=3,
         version=0,
         view=1,
-        contributors=tuple(Contributor(node.peer, w, scale) for node, w, scale in contributors),
+        contributors=tuple(m.Contributor(node.peer, w, scale) for node, w, scale in contributors),
         receivers=tuple(node.peer for node in receivers),
-        plan=Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine),
+        plan=m.Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine),
     )
 
 
-def plain(order: Reduce, size: FragmentSize, nodes: Sequence[Node]) -> tuple[bytes, Values]:
+def plain(order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node]) -> tuple[bytes, Values]:
     """The same result by plain numpy, from the documented formula: its digest and values."""
     up, down = parse_codec(order.plan.codec_up)[0], parse_codec(order.plan.codec_down)[0]
     by_peer = {node.peer: node for node in nodes}
@@ -227,7 +221,7 @@ def encode_all(encoded: EncodedInput) -> None:
         encoded.encode(index)
 
 
-def give_input(nodes: Sequence[Node], size: FragmentSize, seed: int) -> None:
+def give_input(nodes: Sequence[Node], size: m.FragmentSize, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for node in nodes:
         node.values = (rng.standard_normal(size.value_count) * 0.01).astype(np.float32)
@@ -236,7 +230,7 @@ def give_input(nodes: Sequence[Node], size: FragmentSize, seed: int) -> None:
 
 
 def check_same_bits(
-    order: Reduce, size: FragmentSize, nodes: Sequence[Node], at: Sequence[Node] | None = None
+    order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node], at: Sequence[Node] | None = None
 ) -> None:
     digest, values = plain(order, size, nodes)
     contributors = {contributor.peer for contributor in order.contributors}

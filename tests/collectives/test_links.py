@@ -8,21 +8,9 @@ import pytest
 import trio
 
 from holdfast.collectives.links.hub import LinkHub
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    BlocksRefused,
-    LinkBroken,
-    LinkHello,
-    LinkReady,
-    Message,
-    Refused,
-    Route,
-    RouteKind,
-    RouteWorks,
-)
 from holdfast.protocol.network.lane import (
     FrameHeader,
     FrameKind,
@@ -107,8 +95,8 @@ async def test_the_earlier_joiner_is_not_accepted_as_dialler() -> None:
         early = net.world.host("n0", peer_id(0))
         channel = await early.dial(Address("n1", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, bytes(16), bytes(32)))
-        refused = await stream.receive_expected(Refused)
+        await stream.send(m.LinkHello(m.VERSION_MIN, m.VERSION_MAX, bytes(16), bytes(32)))
+        refused = await stream.receive_expected(m.Refused)
         assert "I dial this link" in refused.reason
 
 
@@ -118,9 +106,9 @@ async def test_a_version_that_is_not_spoken_here_is_refused() -> None:
         other = net.world.host("n1", peer_id(1))
         channel = await other.dial(Address("n0", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(VERSION_MAX + 1, VERSION_MAX + 3, bytes(16), bytes(32)))
-        wanted = f"versions {VERSION_MAX + 1} to {VERSION_MAX + 3}"
-        assert wanted in (await stream.receive_expected(Refused)).reason
+        await stream.send(m.LinkHello(m.VERSION_MAX + 1, m.VERSION_MAX + 3, bytes(16), bytes(32)))
+        wanted = f"versions {m.VERSION_MAX + 1} to {m.VERSION_MAX + 3}"
+        assert wanted in (await stream.receive_expected(m.Refused)).reason
 
 
 async def test_addresses_are_tried_in_order_until_one_answers() -> None:
@@ -183,14 +171,14 @@ async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it
     """The new session's master has heard that the link broke, and must be told that it is back."""
     async with a_net() as net:
         _a, b, _at_a, at_b = await net.pair()
-        told: list[Message] = []
+        told: list[m.Message] = []
         b.hub.tell_master = told.append
         net.world.cut("n0", "n1")
         await at_b.finished.wait()
-        assert told == [LinkBroken(peer_id(0))]
+        assert told == [m.LinkBroken(peer_id(0))]
         b.hub.set_members(view(0, 1), new_master=True)
         await b.hub.link(peer_id(0))
-        assert told == [LinkBroken(peer_id(0)), RouteWorks(peer_id(0), 0)]
+        assert told == [m.LinkBroken(peer_id(0)), m.RouteWorks(peer_id(0), 0)]
 
 
 async def test_a_new_masters_view_ends_only_links_over_arranged_routes() -> None:
@@ -202,7 +190,7 @@ async def test_a_new_masters_view_ends_only_links_over_arranged_routes() -> None
         assert (await a.hub.link(peer_id(1)), await b.hub.link(peer_id(0))) == (at_a, at_b)
         for end, other in ((a, 1), (b, 0)):
             dials = end is a
-            end.hub.set_route(Route(peer_id(other), 1, RouteKind.DIRECT, dials, "", (), b"", 0))
+            end.hub.set_route(m.Route(peer_id(other), 1, m.RouteKind.DIRECT, dials, "", (), b"", 0))
         await trio.sleep(60)
         arranged = await a.hub.link(peer_id(1))
         b.hub.set_members(view(0, 1), new_master=True)
@@ -348,11 +336,11 @@ async def test_a_message_that_breaks_the_protocol_ends_the_link() -> None:
     async with a_net() as net:
         a, _, at_a, at_b = await net.pair()
 
-        async def refuse(_peer: str, _message: Message) -> None:
+        async def refuse(_peer: str, _message: m.Message) -> None:
             raise RemoteProtocolError("no such transfer")
 
         a.hub.on_message = refuse
-        await at_b.send(BlocksRefused(0, 1, 2, "for no request"))
+        await at_b.send(m.BlocksRefused(0, 1, 2, "for no request"))
         await at_a.lost.wait()
         assert at_a.reason == "no such transfer"
         await at_b.lost.wait()
@@ -367,9 +355,9 @@ async def test_a_lane_of_no_link_or_without_the_keys_is_closed_and_harms_no_link
         other = net.world.host("n1", peer_id(1))
         channel = await other.dial(Address("n0", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, b"L" * 16, bytes(32)))
-        await stream.receive_expected(LinkHello)
-        await stream.receive_expected(LinkReady)
+        await stream.send(m.LinkHello(m.VERSION_MIN, m.VERSION_MAX, b"L" * 16, bytes(32)))
+        await stream.receive_expected(m.LinkHello)
+        await stream.receive_expected(m.LinkReady)
         for link_id, number in ((b"M" * 16, 0), (b"L" * 16, 0), (b"L" * 16, 63)):
             lane = await other.dial_lane(Address("n0", PORT))
             await send_preamble(lane, link_id, number)
@@ -386,9 +374,9 @@ async def test_a_lane_that_is_replayed_gets_no_answer_under_the_same_keys() -> N
         other = net.world.host("n1", peer_id(1))
         channel = await other.dial(Address("n0", PORT), party=Party.PEER)
         stream = MessageStream(channel.stream)
-        await stream.send(LinkHello(VERSION_MIN, VERSION_MAX, b"L" * 16, b"s" * 32))
-        hello = await stream.receive_expected(LinkHello)
-        await stream.receive_expected(LinkReady)
+        await stream.send(m.LinkHello(m.VERSION_MIN, m.VERSION_MAX, b"L" * 16, b"s" * 32))
+        hello = await stream.receive_expected(m.LinkHello)
+        await stream.receive_expected(m.LinkReady)
         keys = derive_lane_keys(b"s" * 32, hello.secret, b"L" * 16, 0)
         for first in (True, False):
             bare = await other.dial_lane(Address("n0", PORT))

@@ -12,18 +12,8 @@ import trio
 
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.relay_forwarding import PARKED_MAX, RelayForwarder
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import (
-    FragmentHead,
-    IndexRequest,
-    MemberInfo,
-    Message,
-    RelayOffer,
-    RelayPair,
-    Role,
-    Route,
-    RouteKind,
-)
 from holdfast.protocol.network.relay_ticket import PAIRED, RelayPreamble, RelayRole
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import run_handler
@@ -33,7 +23,7 @@ from tests.collectives.net import KEY, Sink, frame, send_frame
 from tests.trust import admitted
 
 TICKET = bytes(range(32))
-OFFER = RelayOffer(1e9, 1, 0, only=True)
+OFFER = m.RelayOffer(1e9, 1, 0, only=True)
 
 
 def note(stream: trio.SocketStream, seen: bytearray) -> None:
@@ -87,7 +77,7 @@ async def a_relay() -> AsyncIterator[At]:
 @pytest.mark.real_time
 async def test_a_connection_without_a_valid_ticket_is_closed() -> None:
     async with a_relay() as at:
-        at.forwarder.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(m.RelayPair(TICKET, ()))
         for first in (
             RelayPreamble(RelayRole.CALL, b"x" * 32).pack(),
             b"\x52\x01\x07" + TICKET,
@@ -109,7 +99,7 @@ async def test_a_connection_without_a_valid_ticket_is_closed() -> None:
 @pytest.mark.real_time
 async def test_the_oldest_of_too_many_parked_connections_are_closed() -> None:
     async with a_relay() as at:
-        at.forwarder.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(m.RelayPair(TICKET, ()))
         parked = [await at.show(RelayRole.PARK) for _ in range(PARKED_MAX + 1)]
         async with trio.open_nursery() as nursery:  # until the first of them ends
             ended: list[trio.SocketStream] = []
@@ -129,11 +119,11 @@ async def test_the_oldest_of_too_many_parked_connections_are_closed() -> None:
 @pytest.mark.real_time
 async def test_more_pairs_than_were_offered_are_not_carried() -> None:
     async with a_relay() as at:
-        at.forwarder.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(m.RelayPair(TICKET, ()))
         parked = await at.show(RelayRole.PARK)
         call = await at.show(RelayRole.CALL)
         assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
-        at.forwarder.carry(RelayPair(b"y" * 32, ()))
+        at.forwarder.carry(m.RelayPair(b"y" * 32, ()))
         stream = await at.show(RelayRole.PARK, b"y" * 32)
         assert await stream.receive_some() == b""
 
@@ -141,8 +131,8 @@ async def test_more_pairs_than_were_offered_are_not_carried() -> None:
 @pytest.mark.real_time
 async def test_a_ticket_that_nobody_uses_makes_way_for_a_new_masters() -> None:
     async with a_relay() as at:
-        at.forwarder.carry(RelayPair(TICKET, ()))  # of a master that is gone
-        at.forwarder.carry(RelayPair(b"y" * 32, ()))
+        at.forwarder.carry(m.RelayPair(TICKET, ()))  # of a master that is gone
+        at.forwarder.carry(m.RelayPair(b"y" * 32, ()))
         assert at.forwarder.report().pairs == 1
         parked = await at.show(RelayRole.PARK, b"y" * 32)
         call = await at.show(RelayRole.CALL, b"y" * 32)
@@ -152,30 +142,32 @@ async def test_a_ticket_that_nobody_uses_makes_way_for_a_new_masters() -> None:
 @pytest.mark.real_time
 async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_path: Path) -> None:
     authority = Authority.load_or_create(tmp_path, "run")
-    heard: list[Message] = []
+    heard: list[m.Message] = []
     payload = b"secret weights " * 4_000
 
-    async def hear(_peer: str, message: Message) -> None:
+    async def hear(_peer: str, message: m.Message) -> None:
         heard.append(message)
 
     async with a_relay() as at, background() as nursery:
-        at.forwarder.carry(RelayPair(TICKET, ()))
+        at.forwarder.carry(m.RelayPair(TICKET, ()))
         hubs: list[LinkHub] = []
         for _ in range(2):
             held = admitted(authority, tmp_path)
             hubs.append(LinkHub(SocketNetwork(held), held.peer_id, on_message=hear))
             await nursery.start(hubs[-1].run)
         members = [
-            MemberInfo(hub.me, "n", number, (), Role.CONTRIBUTOR, True, reachable=False)
+            m.MemberInfo(hub.me, "n", number, (), m.Role.CONTRIBUTOR, True, reachable=False)
             for number, hub in enumerate(hubs)
         ]
         for hub, other, dials in ((hubs[0], hubs[1], False), (hubs[1], hubs[0], True)):
             hub.set_members(members)
             hub.set_route(
-                Route(other.me, 1, RouteKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET)
+                m.Route(
+                    other.me, 1, m.RouteKind.RELAYED, dials, "f" * 32, (str(at.address),), TICKET
+                )
             )
         link = await hubs[0].link(hubs[1].me)
-        request = IndexRequest(FragmentHead(0, 1, b"lineage that no relay may see"))
+        request = m.IndexRequest(m.FragmentHead(0, 1, b"lineage that no relay may see"))
         await link.send(request)
         sink = Sink()
         with hubs[1].register(KEY, sink):

@@ -22,29 +22,9 @@ from holdfast.client.attach_errors import AttachRefused, DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.daemon.peer.trainer import bridge as module
 from holdfast.daemon.peer.trainer.bridge import UnixBridge
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    Drawn,
-    FragmentSize,
-    InitialPosted,
-    LeaseRange,
-    Load,
-    Message,
-    Metrics,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    Rejected,
-    RoundEnded,
-    RoundOpened,
-    TensorSpec,
-    TrainerHello,
-)
 from tests.background import background
 
 pytestmark = pytest.mark.real_time
@@ -53,31 +33,31 @@ T = TypeVar("T")
 
 HANGS_S = 60.0  # whatever takes so long
 
-LAYOUT = ModelLayout((TensorSpec("weight", (1, 3), "float32", "parameter"),))
-SIZES = (FragmentSize(3, 3, 0),)
+LAYOUT = m.ModelLayout((m.TensorSpec("weight", (1, 3), "float32", "parameter"),))
+SIZES = (m.FragmentSize(3, 3, 0),)
 
 
 class Events:
     """The events that the bridge reports, in order."""
 
     def __init__(self) -> None:
-        self.seen: list[ModelLayout | Message | str] = []
+        self.seen: list[m.ModelLayout | m.Message | str] = []
 
-    def trainer_came(self, layout: ModelLayout) -> None:
+    def trainer_came(self, layout: m.ModelLayout) -> None:
         self.seen.append(layout)
 
-    def trainer_sent(self, message: Message) -> None:
+    def trainer_sent(self, message: m.Message) -> None:
         self.seen.append(message)
 
     def trainer_went(self, reason: str) -> None:
         self.seen.append(reason)
 
-    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
+    def begin_draws(self, hello: m.DrawHello) -> m.Drawn | m.Rejected:
         self.seen.append(hello)
-        return Drawn((), b"key")
+        return m.Drawn((), b"key")
 
-    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
-        return Drawn((LeaseRange(message.index, message.index + message.count),))
+    async def draw(self, hello: m.DrawHello, message: m.Draw) -> m.Drawn | m.Rejected:
+        return m.Drawn((m.LeaseRange(message.index, message.index + message.count),))
 
     async def until(self, kind: type[T], count: int = 1) -> T:
         """The ``count``-th report of this kind."""
@@ -112,15 +92,15 @@ async def on_thread(function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)
 
 
-def dial(bridge: UnixBridge, *messages: Message) -> DaemonConnection:
+def dial(bridge: UnixBridge, *messages: m.Message) -> DaemonConnection:
     connection = DaemonConnection.open(str(bridge.path))
     for message in messages:
         connection.send(message)
     return connection
 
 
-def hello(pid: int = 4711, version: int = VERSION_MAX) -> TrainerHello:
-    return TrainerHello(version, pid, LAYOUT)
+def hello(pid: int = 4711, version: int = m.VERSION_MAX) -> m.TrainerHello:
+    return m.TrainerHello(version, pid, LAYOUT)
 
 
 # ---------------------------------------------------------------- the real client
@@ -147,26 +127,26 @@ async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer)
-            layout = await events.until(ModelLayout)
+            layout = await events.until(m.ModelLayout)
             assert layout == LAYOUT
             assert bridge.attached_pid == os.getpid()
             shared, posted = bridge.open_arenas(SIZES)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
-            bridge.tell(PostInitial())
-            await events.until(InitialPosted)
+            bridge.tell(m.ArenaOpened(((0,),), SIZES, 0))
+            bridge.tell(m.PostInitial())
+            await events.until(m.InitialPosted)
             assert posted.values(0).tolist() == [2.0] * 3
             with shared.writing(0, 0):
                 shared.values(0)[:] = posted.values(0)
-            bridge.tell(Load(0, 1, False))
-            bridge.tell(RoundOpened(1, 0, 0, 1, 2))
-            said = await events.until(Posted)
+            bridge.tell(m.Load(0, 1, False))
+            bridge.tell(m.RoundOpened(1, 0, 0, 1, 2))
+            said = await events.until(m.Posted)
             assert (said.tokens, said.step) == (5, 1)
             assert posted.values(0).tolist() == [0.5] * 3
             with shared.writing(0, 1):
                 shared.values(0)[:] -= np.float32(0.25)
-            bridge.tell(RoundEnded(1, 0, True, True, 1, 1, 2))
+            bridge.tell(m.RoundEnded(1, 0, True, True, 1, 1, 2))
         assert weights == [[1.75] * 3]
-        metrics = await events.until(Metrics)
+        metrics = await events.until(m.Metrics)
         assert metrics.values == {"figure": 7.0}
         reason = await events.until(str)
         assert "closed" in reason
@@ -177,11 +157,11 @@ async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path
 async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         first = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         shared, _posted = bridge.open_arenas(SIZES)
         with shared.writing(0, 3):
             shared.values(0)[:] = 1.25
-        bridge.tell(ArenaOpened(((0,),), SIZES, 0))
+        bridge.tell(m.ArenaOpened(((0,),), SIZES, 0))
         await on_thread(first.receive)
         first.close()
         await events.until(str)
@@ -195,9 +175,9 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(on_thread, successor)
-            await events.until(ModelLayout, 2)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
-            bridge.tell(Load(300, 400, False))
+            await events.until(m.ModelLayout, 2)
+            bridge.tell(m.ArenaOpened(((0,),), SIZES, 0))
+            bridge.tell(m.Load(300, 400, False))
         assert weights == [([1.25] * 3, 300)]
 
 
@@ -207,30 +187,30 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
 async def test_a_second_trainer_is_turned_away_with_a_reason(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         first = await on_thread(lambda: dial(bridge, hello(pid=1)))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         with pytest.raises(AttachRefused, match="another training process"):
             await on_thread(lambda: attach(nn.Linear(3, 1), socket_path=str(folder / "s")))
         assert bridge.attached_pid == 1
         assert events.seen == [LAYOUT], "the first one did not notice"
-        bridge.tell(Rejected("still here"))
-        assert await on_thread(first.receive) == Rejected("still here")
+        bridge.tell(m.Rejected("still here"))
+        assert await on_thread(first.receive) == m.Rejected("still here")
         first.close()
         await events.until(str)
         second = await on_thread(lambda: dial(bridge, hello(pid=2)))
-        await events.until(ModelLayout, 2)
+        await events.until(m.ModelLayout, 2)
         assert bridge.attached_pid == 2
         second.close()
 
 
 async def test_a_script_of_another_version_is_turned_away(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
-        odd = await on_thread(lambda: dial(bridge, hello(version=VERSION_MAX + 1)))
+        odd = await on_thread(lambda: dial(bridge, hello(version=m.VERSION_MAX + 1)))
         answer = await on_thread(odd.receive)
-        assert isinstance(answer, Rejected)
+        assert isinstance(answer, m.Rejected)
         assert "version" in answer.reason
         odd.close()
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         assert events.seen == [LAYOUT]
         good.close()
 
@@ -244,8 +224,8 @@ async def test_each_trainer_gets_two_descriptors_of_the_same_memory(folder: Path
         inodes = []
         for number in (1, 2):
             connection = await on_thread(lambda: dial(bridge, hello()))
-            await events.until(ModelLayout, number)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
+            await events.until(m.ModelLayout, number)
+            bridge.tell(m.ArenaOpened(((0,),), SIZES, 0))
             await on_thread(connection.receive)
             files = connection.take_descriptors()
             assert len(files) == 2
@@ -268,7 +248,7 @@ async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -
         before = opened()
         for number in range(1, 6):
             connection = await on_thread(lambda: dial(bridge, hello()))
-            await events.until(ModelLayout, number)
+            await events.until(m.ModelLayout, number)
             bridge.open_arenas(SIZES)  # a resync to another lineage makes new ones
             connection.close()
             await events.until(str, number)
@@ -287,7 +267,7 @@ async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -
         b"GET / HTTP/1.0\r\n\r\n",
         b"\x00\x00",
         b"",
-        len(wire.encode(InitialPosted())).to_bytes(4, "big") + wire.encode(InitialPosted()),
+        len(wire.encode(m.InitialPosted())).to_bytes(4, "big") + wire.encode(m.InitialPosted()),
     ],
     ids=["long frame", "no msgpack", "http", "half a length", "nothing", "no hello"],
 )
@@ -300,7 +280,7 @@ async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes
             client.settimeout(5)
             assert await on_thread(lambda: read_to_end(client)) == b""
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         assert events.seen == [LAYOUT]
         good.close()
 
@@ -308,7 +288,7 @@ async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes
 async def test_junk_after_the_hello_ends_the_trainer_with_a_reason(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         connection = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         connection._stream.sendall(b"\xff" * 8)
         reason = await events.until(str)
         assert "broke the protocol" in reason
@@ -323,15 +303,15 @@ async def test_a_trainer_that_takes_no_messages_is_disconnected(
     monkeypatch.setattr(module, "QUEUE_COUNT_MAX", 16)
     async with serving(folder) as (bridge, events):
         stuck = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         for _ in range(1_000):  # more than the socket's buffer holds
-            bridge.tell(Rejected("x" * 900))
+            bridge.tell(m.Rejected("x" * 900))
             await trio.sleep(0.0005)  # the writer is stuck in the middle of a message
         assert "does not take" in await events.until(str)
         assert bridge.attached_pid is None
         stuck.close()
         good = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout, 2)
+        await events.until(m.ModelLayout, 2)
         good.close()
 
 
@@ -340,25 +320,25 @@ async def test_what_a_trainer_said_last_is_heard_even_if_it_left_while_it_was_to
 ) -> None:
     async with serving(folder) as (bridge, events):
         leaving = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
         send_all = trio.SocketStream.send_all
 
         async def leave_just_before(stream: trio.SocketStream, data: bytes) -> None:
-            leaving.send(Metrics(1, {"figure": 7.0}))
+            leaving.send(m.Metrics(1, {"figure": 7.0}))
             leaving.close()
             await send_all(stream, data)
 
         monkeypatch.setattr(trio.SocketStream, "send_all", leave_just_before)
-        bridge.tell(Rejected("nobody hears this"))
-        assert await events.until(Metrics) == Metrics(1, {"figure": 7.0})
+        bridge.tell(m.Rejected("nobody hears this"))
+        assert await events.until(m.Metrics) == m.Metrics(1, {"figure": 7.0})
         assert "closed its connection" in await events.until(str)
-        bridge.tell(Rejected("nor this"))
+        bridge.tell(m.Rejected("nor this"))
 
 
 async def test_the_socket_is_gone_with_the_daemon_and_the_trainer_hears_it(folder: Path) -> None:
     async with serving(folder) as (bridge, events):
         connection = await on_thread(lambda: dial(bridge, hello()))
-        await events.until(ModelLayout)
+        await events.until(m.ModelLayout)
     with pytest.raises(DaemonGone, match="closed the connection"):
         await on_thread(connection.receive)
     assert not bridge.path.exists()

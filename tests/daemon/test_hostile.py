@@ -16,16 +16,8 @@ from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    Abort,
-    Hello,
-    Message,
-    Refused,
-    Role,
-    TrainerLost,
-)
 from holdfast.protocol.network.lane import MAGIC
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import MessageStream
@@ -71,7 +63,7 @@ class Run:
 
     def admitted(self, name: str) -> Credentials:
         credentials = admitted(self.authority, self.folder)
-        self.store.admit(credentials.peer_id, GrantRow(Role.CONTRIBUTOR, True, name))
+        self.store.admit(credentials.peer_id, GrantRow(m.Role.CONTRIBUTOR, True, name))
         return credentials
 
     def start_peer(self, name: str) -> None:
@@ -95,8 +87,8 @@ class Run:
             while history.commit_count < target:
                 await trio.sleep(0.01)
 
-    def hello(self, version: int = VERSION_MAX) -> Hello:
-        return Hello(version, version, RUN_ID, "x", (), 1, None, (), b"", ())
+    def hello(self, version: int = m.VERSION_MAX) -> m.Hello:
+        return m.Hello(version, version, RUN_ID, "x", (), 1, None, (), b"", ())
 
 
 @asynccontextmanager
@@ -161,12 +153,12 @@ async def test_a_certificate_of_another_authority_is_worth_nothing(tmp_path: Pat
         await trio.aclose_forcefully(bare)
 
 
-async def converse(stream: MessageStream, message: Message) -> Message:
+async def converse(stream: MessageStream, message: m.Message) -> m.Message:
     await stream.send(message)
     return await stream.receive()
 
 
-async def speak(run: Run, name: str, *messages: Message, raw: bytes = b"") -> Message:
+async def speak(run: Run, name: str, *messages: m.Message, raw: bytes = b"") -> m.Message:
     """Connect to the master as a member, send bytes, and return its last message."""
     network = SocketNetwork(run.admitted(name))
     channel = await network.dial(run.port, party=Party.MASTER)
@@ -185,7 +177,7 @@ async def speak(run: Run, name: str, *messages: Message, raw: bytes = b"") -> Me
 async def test_an_old_peer_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with a_run(tmp_path) as run:
         answer = await speak(run, "old", run.hello(version=0))
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, m.Refused)
         assert "version" in answer.reason or "reach" in answer.reason
 
 
@@ -198,7 +190,7 @@ async def test_nobody_can_end_a_master_by_inventing_a_later_one(tmp_path: Path, 
             if (term, nonce) == (1, b""):
                 continue  # what this master is
             answer = await speak(run, f"liar-{nonce.hex()[:8]}", hello)
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, m.Refused)
             assert f"no master of term {term}" in answer.reason
 
 
@@ -210,16 +202,16 @@ async def test_nobody_can_end_a_master_by_inventing_a_later_one(tmp_path: Path, 
 async def test_junk_from_an_admitted_identity_ends_it(tmp_path: Path, raw: bytes) -> None:
     async with a_run(tmp_path) as run:
         with suppress(trio.EndOfChannel, trio.BrokenResourceError):
-            assert isinstance(await speak(run, "junk", raw=raw), Refused)
+            assert isinstance(await speak(run, "junk", raw=raw), m.Refused)
 
 
 async def test_a_message_that_is_not_a_peers_to_send_ends_it(tmp_path: Path) -> None:
     async with a_run(tmp_path) as run:
         with suppress(trio.EndOfChannel, trio.BrokenResourceError):
-            answer = await speak(run, "forger", Abort(1, "because I say so"))
-            assert isinstance(answer, Refused)
+            answer = await speak(run, "forger", m.Abort(1, "because I say so"))
+            assert isinstance(answer, m.Refused)
         with suppress(trio.EndOfChannel, trio.BrokenResourceError):
-            await speak(run, "forger2", TrainerLost("before any hello"))
+            await speak(run, "forger2", m.TrainerLost("before any hello"))
 
 
 async def test_an_identity_that_was_never_admitted_is_refused(tmp_path: Path) -> None:
@@ -228,6 +220,6 @@ async def test_an_identity_that_was_never_admitted_is_refused(tmp_path: Path) ->
         channel = await network.dial(run.port, party=Party.MASTER)
         stream = MessageStream(channel.stream)
         await stream.send(run.hello())
-        answer = await stream.receive_expected(Refused)
+        answer = await stream.receive_expected(m.Refused)
         assert "never admitted" in answer.reason
         await stream.aclose()

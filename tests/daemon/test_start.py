@@ -100,7 +100,7 @@ def test_what_it_writes_runs_as_it_is(started: Path, tmp_path: Path) -> None:
     run("init", "--force", folder=started)
     text = (started / "run.toml").read_text()
     text = re.sub(r"^rounds = \d+", "rounds = 4", text, flags=re.MULTILINE)
-    text = re.sub(r"^sync_every = \d+", "sync_every = 50", text, flags=re.MULTILINE)
+    text = re.sub(r"^sync_every = \d+", "sync_every = 20", text, flags=re.MULTILINE)
     with Fleet(tmp_path) as fleet:
         fleet.start_master(text)
         command = (sys.executable, str(started / "train.py"))

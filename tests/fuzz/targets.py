@@ -41,6 +41,7 @@ from holdfast.daemon.web.run_history import EventsQuery, HistoryQuery, QueryErro
 from holdfast.membership.master.state.journal import RECORDS
 from holdfast.membership.spec.spec import CODECS, RunSpec
 from holdfast.membership.spec.spec_faults import find_faults
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import (
@@ -53,20 +54,6 @@ from holdfast.protocol.connection_phases import (
     NEWCOMER,
 )
 from holdfast.protocol.errors import RemoteProtocolError, UserError
-from holdfast.protocol.messages import (
-    TENSORS_MAX,
-    BlocksRequest,
-    FragmentHead,
-    Heartbeat,
-    Index,
-    Message,
-    ModelLayout,
-    Ready,
-    Reduced,
-    Role,
-    TensorSpec,
-    TrainerAttached,
-)
 from holdfast.protocol.network.lane import (
     HEADER_BYTES,
     OPEN,
@@ -120,7 +107,7 @@ def message(data: bytes) -> None:
             wire.check_head(data[: wire.HEAD_BYTES_MAX], len(data), phase.types)
 
 
-def _read(data: bytes) -> Message | None:
+def _read(data: bytes) -> m.Message | None:
     try:
         read, items = wire.decode_counted(data)
     except RemoteProtocolError:
@@ -136,25 +123,25 @@ def long_message(data: bytes) -> None:
     """
     if not data:
         return
-    count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, TENSORS_MAX)
-    head = wire.encode(TrainerAttached(ModelLayout(())))[:-1]
+    count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, m.TENSORS_MAX)
+    head = wire.encode(m.TrainerAttached(m.ModelLayout(())))[:-1]
     _read(head + b"\xdd" + count.to_bytes(4, "big") + count * data)
 
 
 def _tensors() -> list[bytes]:
-    tensor = TensorSpec("model.layers.0.weight", (4, 4), "float32", "parameter")
+    tensor = m.TensorSpec("model.layers.0.weight", (4, 4), "float32", "parameter")
     return [msgpack.packb(wire.to_plain(tensor)), b"\x80", b"\xdd\x00\x01\x00\x00"]
 
 
 def _messages() -> list[bytes]:
-    head = FragmentHead(0, 1, DIGEST)
+    head = m.FragmentHead(0, 1, DIGEST)
     said = [
-        Heartbeat(7),
+        m.Heartbeat(7),
         hello_of(A, heads=[head]),
-        Ready(1, 2, 1.5, DIGEST, 20),
-        Reduced(1, 0, DIGEST),
-        Index(head, DIGEST + DIGEST),
-        BlocksRequest(0, 1, 2, (1, 2, 3)),
+        m.Ready(1, 2, 1.5, DIGEST, 20),
+        m.Reduced(1, 0, DIGEST),
+        m.Index(head, DIGEST + DIGEST),
+        m.BlocksRequest(0, 1, 2, (1, 2, 3)),
     ]
     return [wire.encode(each) for each in said]
 
@@ -313,7 +300,9 @@ def invite(data: bytes) -> None:
 
 
 def _invites() -> list[bytes]:
-    made = Invite(RUN_ID, (Address("::1", 29700),), "ab" * 32, generate_token(), Role.SPARE, 2**40)
+    made = Invite(
+        RUN_ID, (Address("::1", 29700),), "ab" * 32, generate_token(), m.Role.SPARE, 2**40
+    )
     text = made.encode()
     padded = text.removeprefix(PREFIX) + "==="
     packed = base64.urlsafe_b64decode(padded[: len(padded) // 4 * 4])[:-CHECKSUM_BYTES]

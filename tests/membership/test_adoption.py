@@ -7,20 +7,7 @@ import attrs
 from holdfast.membership.master.adoption import LISTENERS_WAIT_S
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RoundCommitted
-from holdfast.protocol.messages import (
-    NO_DIGEST,
-    Abort,
-    Commit,
-    Flush,
-    Open,
-    Reduce,
-    Reduced,
-    ReduceFailed,
-    Repair,
-    SyncFragment,
-    View,
-    Welcome,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import (
     CONTRIBUTOR,
     DIGEST,
@@ -35,7 +22,7 @@ from tests.membership.table import (
 )
 
 
-def under_way(table: Table) -> Reduce:
+def under_way(table: Table) -> m.Reduce:
     """A, B and C reduce when the master ends. Another one has just begun."""
     table.start(A, B, C)
     order = table.reduce(A, B, C)
@@ -45,27 +32,27 @@ def under_way(table: Table) -> Reduce:
 
 def come_back(
     table: Table,
-    order: Reduce,
+    order: m.Reduce,
     peer: str,
-    digest: bytes = NO_DIGEST,
+    digest: bytes = m.NO_DIGEST,
     grant: Grant = CONTRIBUTOR,
-) -> Welcome:
-    held = Reduced(order.round, order.attempt, digest)
+) -> m.Welcome:
+    held = m.Reduced(order.round, order.attempt, digest)
     hello = hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
     table.join(peer, grant, hello)
-    return table.hear(peer, Welcome)
+    return table.hear(peer, m.Welcome)
 
 
 def test_a_reduction_that_is_under_way_goes_on_after_a_restart() -> None:
     table = Table()
     order = under_way(table)
-    for peer, digest in ((A, DIGEST), (B, NO_DIGEST), (C, NO_DIGEST)):
-        table.hears_no(A, View)  # it would cut links to those on their way back
+    for peer, digest in ((A, DIGEST), (B, m.NO_DIGEST), (C, m.NO_DIGEST)):
+        table.hears_no(A, m.View)  # it would cut links to those on their way back
         welcome = come_back(table, order, peer, digest)
         assert (welcome.committed, welcome.going_on) == ((), (order.round,))
         table.reduced(order, peer)  # the first two before it is known that all are back
     for peer in (A, B, C):
-        commit = table.hear(peer, Commit)
+        commit = table.hear(peer, m.Commit)
         assert (commit.round, commit.digest, commit.contributors) == (
             order.round,
             DIGEST,
@@ -73,7 +60,7 @@ def test_a_reduction_that_is_under_way_goes_on_after_a_restart() -> None:
         )
     assert [record.commit.round for record in table.records(RoundCommitted)] == [order.round]
     table.applied(order, A, B, C)
-    assert table.hear(A, Open).version == 1
+    assert table.hear(A, m.Open).version == 1
 
 
 def test_what_failed_while_the_master_was_away_is_mended_when_it_is_back() -> None:
@@ -81,11 +68,11 @@ def test_what_failed_while_the_master_was_away_is_mended_when_it_is_back() -> No
     order = under_way(table)
     for peer in (A, B, C):
         come_back(table, order, peer)
-    table.say(A, ReduceFailed(order.round, order.attempt, (C,), False, "its link broke"))
+    table.say(A, m.ReduceFailed(order.round, order.attempt, (C,), False, "its link broke"))
     table.leave(C)
-    flush = table.hear(A, Flush)
+    flush = table.hear(A, m.Flush)
     table.hold(flush, A, B)
-    table.hear(B, Repair)
+    table.hear(B, m.Repair)
 
 
 def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:
@@ -93,10 +80,10 @@ def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:
     order = under_way(table)
     assert come_back(table, order, A, DIGEST).going_on == (order.round,)
     table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
-    assert table.hear(B, Welcome).going_on == ()
-    assert table.hear(A, Abort).round == order.round
+    assert table.hear(B, m.Welcome).going_on == ()
+    assert table.hear(A, m.Abort).round == order.round
     assert come_back(table, order, C).going_on == ()
-    assert table.hear(A, Open).round == order.round + 1
+    assert table.hear(A, m.Open).round == order.round + 1
     assert not table.records(RoundCommitted)
 
 
@@ -107,12 +94,12 @@ def test_a_reduction_is_void_if_somebody_does_not_come_back_in_time() -> None:
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)
     table.wait(9.9, A, B)
-    table.hears_no(A, Abort)
-    table.hears_no(A, View)
+    table.hears_no(A, m.Abort)
+    table.hears_no(A, m.View)
     table.wait(0.1, A, B)
-    assert table.hear(A, Abort).round == order.round
+    assert table.hear(A, m.Abort).round == order.round
     assert table.roles() == {"a": "contributor*", "b": "contributor*"}
-    assert table.hear(A, Open).round == order.round + 1
+    assert table.hear(A, m.Open).round == order.round + 1
 
 
 def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
@@ -121,7 +108,7 @@ def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
     table.leave(B)
-    assert table.hear(A, Abort).round == order.round
+    assert table.hear(A, m.Abort).round == order.round
 
 
 def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> None:
@@ -131,11 +118,11 @@ def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> 
     again = attrs.evolve(order, attempt=order.attempt + 1)
     for peer in (A, B, C):
         assert come_back(table, again, peer, DIGEST).going_on == ()
-    assert table.hear(A, Open).round == order.round + 1
+    assert table.hear(A, m.Open).round == order.round + 1
     assert not table.records(RoundCommitted)
 
 
-def with_a_spare(table: Table) -> Reduce:
+def with_a_spare(table: Table) -> m.Reduce:
     """A and B reduce, and the spare C receives the result, when the master ends."""
     table.start(A, B, spares=[C])
     order = table.reduce(A, B)
@@ -151,11 +138,11 @@ def test_a_spare_that_returns_last_gets_the_result_and_copies_nothing() -> None:
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)
     table.wait(LISTENERS_WAIT_S - 0.1, A, B)
-    table.hears_no(A, View)  # it would cut the spare's links
+    table.hears_no(A, m.View)  # it would cut the spare's links
     assert come_back(table, order, C, grant=SPARE).going_on == (order.round,)
     for peer in (A, B, C):
-        assert table.hear(peer, Commit).round == order.round
-    table.hears_no(C, SyncFragment)
+        assert table.hear(peer, m.Commit).round == order.round
+    table.hears_no(C, m.SyncFragment)
 
 
 def test_a_spare_that_does_not_return_holds_nobody_up_for_long() -> None:
@@ -164,6 +151,6 @@ def test_a_spare_that_does_not_return_holds_nobody_up_for_long() -> None:
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)
-    table.hears_no(A, Commit)
+    table.hears_no(A, m.Commit)
     table.wait(LISTENERS_WAIT_S, A, B)
-    assert table.hear(A, Commit).round == order.round
+    assert table.hear(A, m.Commit).round == order.round

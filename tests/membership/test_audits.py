@@ -36,6 +36,7 @@ from holdfast.protocol.messages import (
     Commit,
     ContributorRun,
     Flush,
+    Progress,
     Ready,
     Reduce,
     Reduced,
@@ -459,6 +460,18 @@ def test_a_checker_that_is_silent_is_replaced() -> None:
     table.hears_no(A, Commit)
     table.say(second, found(audit))
     table.hear(A, Commit)
+
+
+def test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer() -> None:
+    table = a_table()
+    _order, _owner, checker, _audit = to_check(table)
+    for at in range(4):
+        table.say(checker, Progress(1, 1, 1.0, None, "", 10 + at, 10 + at, 0, {}))
+        table.wait(0.9 * table.spec.membership.deadline_s, *PEERS)
+        for peer in PEERS:
+            table.hears_no(peer, Commit)
+    table.wait(table.spec.membership.deadline_s, *PEERS)
+    assert ordered(table)[0] != checker
 
 
 def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:

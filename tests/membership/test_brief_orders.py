@@ -12,23 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.membership.shared.brief_orders import OrderReader, OrderWriter
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
-from holdfast.protocol.messages import (
-    MEMBERS_MAX,
-    BriefCommit,
-    BriefReduce,
-    Commit,
-    Contributor,
-    ContributorRun,
-    MemberInfo,
-    Message,
-    OwnerRun,
-    Plan,
-    Reduce,
-    Role,
-    View,
-)
 
 NUMBERS = st.sets(st.integers(1, 3_000), min_size=1, max_size=40)
 
@@ -37,71 +23,73 @@ def peer_of(number: int) -> str:
     return f"{number * 2_654_435_761 % 2**32:08x}" + "ab" * 12
 
 
-def view_of(numbers: Sequence[int], number: int = 7) -> View:
+def view_of(numbers: Sequence[int], number: int = 7) -> m.View:
     members = tuple(
-        MemberInfo(peer_of(each), f"n{each}", each, (), Role.CONTRIBUTOR, True)
+        m.MemberInfo(peer_of(each), f"n{each}", each, (), m.Role.CONTRIBUTOR, True)
         for each in sorted(numbers)
     )
-    return View(number, members, 0)
+    return m.View(number, members, 0)
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> tuple[View, Reduce]:
+def orders(draw: st.DrawFn) -> tuple[m.View, m.Reduce]:
     members = sorted(draw(NUMBERS))
     contributors = sorted(draw(st.sets(st.sampled_from(members), min_size=1)))
     receivers = sorted({*contributors, *draw(st.sets(st.sampled_from(members)))})
     counts = st.integers(0, 2**63 - 1) | st.integers(6_000, 7_000)
     scales = st.just(1.0) | st.floats(0.0, 1.0)
     owners = draw(st.lists(st.sampled_from(receivers), min_size=1, max_size=30))
-    plan = Plan(1_024, tuple(OwnerRun(peer_of(o), draw(counts)) for o in owners), "fp32", "int8")
-    order = Reduce(
+    plan = m.Plan(
+        1_024, tuple(m.OwnerRun(peer_of(o), draw(counts)) for o in owners), "fp32", "int8"
+    )
+    order = m.Reduce(
         draw(counts),
         1,
         0,
         draw(counts),
         7,
-        tuple(Contributor(peer_of(n), draw(counts), draw(scales)) for n in contributors),
+        tuple(m.Contributor(peer_of(n), draw(counts), draw(scales)) for n in contributors),
         tuple(map(peer_of, receivers)),
         plan,
     )
     return view_of(members), order
 
 
-def over_the_wire(message: Message) -> Message:
+def over_the_wire(message: m.Message) -> m.Message:
     return wire.decode(wire.encode(message))
 
 
 @given(orders())
-def test_a_reduction_and_its_commit_come_as_they_were(case: tuple[View, Reduce]) -> None:
+def test_a_reduction_and_its_commit_come_as_they_were(case: tuple[m.View, m.Reduce]) -> None:
     view, order = case
-    commit = Commit(
-        order.round, 3, 0, 5, 9, order.contributors, b"d" * 32, (ContributorRun(b"\x01", 4),)
+    commit = m.Commit(
+        order.round, 3, 0, 5, 9, order.contributors, b"d" * 32, (m.ContributorRun(b"\x01", 4),)
     )
     writer, reader = OrderWriter(), OrderReader()
-    sent: dict[int, Reduce] = {}
-    for message, brief in ((order, BriefReduce), (commit, BriefCommit)):
+    sent: dict[int, m.Reduce] = {}
+    for message, brief in ((order, m.BriefReduce), (commit, m.BriefCommit)):
         out = writer.brief(message, view, sent)
         assert isinstance(out, brief)
         assert reader.whole(over_the_wire(out), view) == message
 
 
-def full(count: int) -> tuple[View, Reduce]:
+def full(count: int) -> tuple[m.View, m.Reduce]:
     members = range(1, count + 1)
-    contributors = tuple(Contributor(peer_of(n), 6_400 + 37 * n % 500, 1.0) for n in members)
-    plan = Plan(2**18, tuple(OwnerRun(peer_of(n), 1) for n in members), "fp32", "fp32")
-    order = Reduce(3, 1, 0, 2, 7, contributors, tuple(map(peer_of, members)), plan)
+    contributors = tuple(m.Contributor(peer_of(n), 6_400 + 37 * n % 500, 1.0) for n in members)
+    plan = m.Plan(2**18, tuple(m.OwnerRun(peer_of(n), 1) for n in members), "fp32", "fp32")
+    order = m.Reduce(3, 1, 0, 2, 7, contributors, tuple(map(peer_of, members)), plan)
     return view_of(members), order
 
 
 def test_a_member_takes_five_bytes_and_the_commit_none() -> None:
-    count = MEMBERS_MAX
+    count = m.MEMBERS_MAX
     view, order = full(count)
-    sent: dict[int, Reduce] = {}
+    sent: dict[int, m.Reduce] = {}
     writer = OrderWriter()
     brief = writer.brief(order, view, sent)
     assert len(wire.encode(brief)) < 5 * count + 500
     assert len(wire.encode(order)) > 100 * count
-    commit = Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32)
+    commit = m.Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32)
     assert len(wire.encode(writer.brief(commit, view, sent))) < 200
 
 
@@ -109,7 +97,7 @@ def test_what_most_members_get_is_made_and_encoded_once() -> None:
     view, order = full(20)
     writer = OrderWriter()
     assert writer.brief(order, view, {}) is writer.brief(order, view, {})
-    commit = Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32)
+    commit = m.Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32)
     assert writer.brief(commit, view, {0: order}) is writer.brief(commit, view, {0: order})
 
 
@@ -119,15 +107,15 @@ def test_an_order_that_does_not_fit_is_sent_as_it_is() -> None:
     stranger = evolve(order, receivers=(*order.receivers, peer_of(99)))
     backwards = evolve(order, contributors=order.contributors[::-1])
     for each in (stranger, backwards):
-        sent: dict[int, Reduce] = {}
+        sent: dict[int, m.Reduce] = {}
         assert writer.brief(each, view, sent) is each
         assert writer.brief(order, None, sent) is order
     reader, sent = OrderReader(), {}
     assert writer.brief(backwards, view, sent) is backwards
     assert reader.whole(backwards, view) is backwards
-    commit = Commit(3, 1, 0, 2, 9, backwards.contributors, b"d" * 32)
+    commit = m.Commit(3, 1, 0, 2, 9, backwards.contributors, b"d" * 32)
     out = writer.brief(commit, view, sent)
-    assert isinstance(out, BriefCommit)
+    assert isinstance(out, m.BriefCommit)
     assert reader.whole(out, view) == commit
     other = evolve(commit, contributors=order.contributors[:3])
     assert writer.brief(other, view, sent) is other, "a repair left somebody out"
@@ -138,9 +126,9 @@ def test_an_order_that_does_not_fit_is_sent_as_it_is() -> None:
 def test_what_refers_to_nothing_is_refused() -> None:
     view, order = full(5)
     writer = OrderWriter()
-    sent: dict[int, Reduce] = {}
+    sent: dict[int, m.Reduce] = {}
     brief = writer.brief(order, view, sent)
-    assert isinstance(brief, BriefReduce)
+    assert isinstance(brief, m.BriefReduce)
     for wrong, text in (
         (evolve(brief, base=6), "view 6"),
         (evolve(brief, contributors=b"\x01\x06"), "member 6"),
@@ -156,7 +144,7 @@ def test_what_refers_to_nothing_is_refused() -> None:
             OrderReader().whole(wrong, view)
     with pytest.raises(RemoteProtocolError, match="none"):
         OrderReader().whole(brief, None)
-    commit = writer.brief(Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32), view, sent)
+    commit = writer.brief(m.Commit(3, 1, 0, 2, 9, order.contributors, b"d" * 32), view, sent)
     with pytest.raises(RemoteProtocolError, match="no such order"):
         OrderReader().whole(commit, view)
 
@@ -165,11 +153,11 @@ def test_what_refers_to_nothing_is_refused() -> None:
 def test_no_bytes_do_anything_but_raise(runs: bytes, weights: bytes, owners: bytes) -> None:
     view, order = full(9)
     brief = OrderWriter().brief(order, view, {})
-    assert isinstance(brief, BriefReduce)
+    assert isinstance(brief, m.BriefReduce)
     try:
         found = OrderReader().whole(
             evolve(brief, contributors=runs, weights=weights, owners=owners), view
         )
     except RemoteProtocolError:
         return
-    assert isinstance(found, Reduce)
+    assert isinstance(found, m.Reduce)

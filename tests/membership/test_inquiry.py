@@ -9,20 +9,7 @@ import pytest
 from holdfast.membership.master.rounds.inquiry import differing, waiting
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.shared.event_kind import EventKind
-from holdfast.protocol.messages import (
-    Abort,
-    Diagnose,
-    Diagnosis,
-    Flush,
-    MadeDigest,
-    Progress,
-    Reduce,
-    Reduced,
-    ReduceFailed,
-    RefusalCode,
-    Repair,
-    SyncFragment,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of
 
 FIVE = (A, B, C, D, E)
@@ -31,7 +18,7 @@ LINK_S = DEADLINE_S / 2
 ONE, TWO = b"1" * 32, b"2" * 32
 
 
-def five() -> tuple[Table, Reduce]:
+def five() -> tuple[Table, m.Reduce]:
     """A reduction of five, each of which owns a chunk."""
     table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
     table.start(*FIVE)
@@ -44,10 +31,10 @@ def answer(
     contributions: tuple[str, ...] = (),
     results: tuple[str, ...] = (),
     **made: bytes,
-) -> Diagnosis:
+) -> m.Diagnosis:
     names = {"a": A, "b": B, "c": C, "d": D, "e": E}
-    digests = tuple(MadeDigest(names[name], digest) for name, digest in made.items())
-    return Diagnosis(1, 1, contributions, results, digests)
+    digests = tuple(m.MadeDigest(names[name], digest) for name, digest in made.items())
+    return m.Diagnosis(1, 1, contributions, results, digests)
 
 
 # ---------------------------------------------------------------- what answers come to
@@ -119,14 +106,14 @@ def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() 
     table.reduced(order, A, B, C, E)
     table.wait(DEADLINE_S, *FIVE)
     for peer in (A, B, C, E):
-        table.hears_no(peer, Diagnose)
+        table.hears_no(peer, m.Diagnose)
     table.diagnosed(order, D, results=(E,))
     table.wait(LINK_S, *FIVE)
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == DIGEST
     assert len(table.master.context.roster) == 5
     table.applied(order, A, B, C, E)
-    assert table.hear(D, SyncFragment)
+    assert table.hear(D, m.SyncFragment)
     assert not table.master.routes.connected(D, E)
     assert table.master.routes.connected(C, E)
 
@@ -138,7 +125,7 @@ def test_a_contribution_withheld_from_all_owners_costs_its_sender_the_round() ->
     table.diagnosed(order, A, B, C, D, contributions=(E,), results=(A, B, C, D))
     table.diagnosed(order, E)
     table.wait(DEADLINE_S / 10, *FIVE)
-    assert table.hear(A, Flush).lost == (E,)
+    assert table.hear(A, m.Flush).lost == (E,)
     assert len(table.master.context.roster) == 5
 
 
@@ -146,9 +133,9 @@ def test_who_says_nothing_is_named_by_the_others() -> None:
     table, order = five()
     table.wait(DEADLINE_S, *FIVE)
     table.diagnosed(order, A, B, C, D, results=(E,))
-    table.hears_no(A, Flush)
+    table.hears_no(A, m.Flush)
     table.wait(2 * DEADLINE_S / 10, *FIVE)
-    assert table.hear(A, Flush).lost == (E,)
+    assert table.hear(A, m.Flush).lost == (E,)
 
 
 def test_who_fails_a_second_one_is_the_one_to_go() -> None:
@@ -160,7 +147,7 @@ def test_who_fails_a_second_one_is_the_one_to_go() -> None:
     table.wait(0.1 * DEADLINE_S, *FIVE)
     table.diagnosed(order, C, results=(E,))
     table.wait(LINK_S, *FIVE)
-    assert table.hear(A, Flush).lost == (E,)
+    assert table.hear(A, m.Flush).lost == (E,)
 
 
 def test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again() -> None:
@@ -171,7 +158,7 @@ def test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again(
     for peer in FIVE:
         same = dict.fromkeys((A, B, C, D), ONE)
         table.diagnosed(order, peer, made=same | {E: digests[peer]})
-    again = table.hear(A, Reduce)
+    again = table.hear(A, m.Reduce)
     assert (again.attempt, [c.peer for c in again.contributors]) == (2, [A, B, C, D])
     bad = [e.text for e in table.master.context.events if e.kind is EventKind.BAD]
     assert bad == ["round 1: e (eeeeeeee) gave others different results"]
@@ -188,7 +175,7 @@ def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
     assert table.records(RoundCommitted)
     assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]
     table.applied(order, A, B, C, E)
-    assert table.hear(D, SyncFragment)
+    assert table.hear(D, m.SyncFragment)
     assert not table.master.routes.connected(D, E)
 
 
@@ -198,13 +185,13 @@ def test_two_are_not_asked() -> None:
     order = table.reduce(A, B)
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
-    table.hears_no(A, Diagnose)
-    assert table.hear(A, Abort)
+    table.hears_no(A, m.Diagnose)
+    assert table.hear(A, m.Abort)
 
 
 def test_answers_that_were_not_asked_for_are_ignored() -> None:
     table, order = five()
-    table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
+    table.say(A, m.Diagnosis(order.round, order.attempt, (B,)), m.Diagnosis(99, 1, (B,)))
     assert table.master.scheduler.rounds[order.round].running().inquiries.current is None
 
 
@@ -218,14 +205,14 @@ def test_a_report_without_an_answer_does_not_keep_the_others_from_being_asked() 
         made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
         table.diagnosed(order, peer, made=made)
     table.wait(2.0, *FIVE)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
 
 
 def test_a_commit_waits_for_no_answer_once_all_have_reported_the_same() -> None:
     table, order = five()
     table.reduced(order, A, B, C, D)
     table.wait(DEADLINE_S, *FIVE)
-    assert table.hear(E, Diagnose)
+    assert table.hear(E, m.Diagnose)
     table.reduced(order, E)
     assert table.records(RoundCommitted)
 
@@ -234,7 +221,7 @@ def test_who_takes_its_report_back_does_not_spoil_the_comparison() -> None:
     table, order = five()
     for number, peer in enumerate(FIVE):
         table.reduced(order, peer, digest=bytes([number]) * 32)
-    table.say(E, ReduceFailed(order.round, order.attempt, (A,), False, "lost"))
+    table.say(E, m.ReduceFailed(order.round, order.attempt, (A,), False, "lost"))
     for number, peer in enumerate((A, B, C, D)):
         made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
         table.diagnosed(order, peer, made=made)
@@ -242,7 +229,7 @@ def test_who_takes_its_report_back_does_not_spoil_the_comparison() -> None:
     for number, peer in enumerate((A, B, C, D)):
         made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
         table.diagnosed(order, peer, made=made)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
     assert len(table.master.context.roster) == 5
 
 
@@ -254,23 +241,23 @@ def test_who_lacks_nothing_any_more_has_a_deadline_to_report() -> None:
     table.wait(0.9 * DEADLINE_S, *FIVE)
     assert D in table.master.context.roster
     table.wait(0.2 * DEADLINE_S, *FIVE)
-    assert table.dropped(D) is RefusalCode.LAGGING
+    assert table.dropped(D) is m.RefusalCode.LAGGING
 
 
 def test_when_bytes_move_after_a_stall_all_may_be_asked_again() -> None:
     table, order = five()
     table.wait(DEADLINE_S, *FIVE)
     for peer in FIVE:
-        table.say(peer, Progress(1, 1, 1.0, None, "", 9, 9, 0, {}))
+        table.say(peer, m.Progress(1, 1, 1.0, None, "", 9, 9, 0, {}))
         table.wait(0.1, *FIVE)
-        table.say(peer, Progress(1, 1, 1.0, None, "", 10, 10, 0, {}))
+        table.say(peer, m.Progress(1, 1, 1.0, None, "", 10, 10, 0, {}))
     table.diagnosed(order, *FIVE)
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     table.wait(DEADLINE_S, *FIVE)
     table.diagnosed(order, A, B, C, D, results=(E,))
     table.diagnosed(order, E)
     table.wait(DEADLINE_S / 10, *FIVE)
-    assert table.hear(A, Flush).lost == (E,)
+    assert table.hear(A, m.Flush).lost == (E,)
 
 
 def test_several_of_one_invite_and_line_have_one_word() -> None:
@@ -283,14 +270,14 @@ def test_what_a_successor_spreads_is_not_blamed_on_the_dead() -> None:
     table, order = five()
     table.reduced(order, A)
     table.leave(E)
-    flush = table.hear(A, Flush)
+    flush = table.hear(A, m.Flush)
     table.hold(flush, A, results=b"\x1f")
     table.hold(flush, B, C, D)
-    attempt = table.hear(A, Repair).attempt
+    attempt = table.hear(A, m.Repair).attempt
     for number, peer in enumerate((A, B, C, D)):
-        table.say(peer, Reduced(order.round, attempt, bytes([number]) * 32))
+        table.say(peer, m.Reduced(order.round, attempt, bytes([number]) * 32))
     for number, peer in enumerate((A, B, C, D)):
         made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
         table.diagnosed(order, peer, made=made)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, C, D]
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
     assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]

@@ -42,23 +42,15 @@ from holdfast.membership.master.state.round_schedule import (
     next_fragment,
 )
 from holdfast.membership.peer.trainer_control import next_boundary
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import (
-    Commit,
-    Contributor,
-    FragmentSize,
-    OwnerRun,
-    Plan,
-    Ready,
-    Reduce,
-)
 from holdfast.protocol.wire import from_plain, to_plain
 from tests.membership.table import DIGEST, LAYOUT, LINEAGE, A, Table, head_of
 
-COMMIT = Commit(3, 1, 0, 0, 100, (Contributor(A, 10, 0.5),), DIGEST)
-PLAN = Plan(1024, (OwnerRun(A, 1),), "fp32", "fp32")
-ORDER = Reduce(3, 1, 0, 0, 1, (Contributor(A, 10, 0.5),), (A,), PLAN)
-FOUNDING = RunFounded(LAYOUT, (FragmentSize(16, 16, 0),), LINEAGE, (head_of(0, 0),))
+COMMIT = m.Commit(3, 1, 0, 0, 100, (m.Contributor(A, 10, 0.5),), DIGEST)
+PLAN = m.Plan(1024, (m.OwnerRun(A, 1),), "fp32", "fp32")
+ORDER = m.Reduce(3, 1, 0, 0, 1, (m.Contributor(A, 10, 0.5),), (A,), PLAN)
+FOUNDING = RunFounded(LAYOUT, (m.FragmentSize(16, 16, 0),), LINEAGE, (head_of(0, 0),))
 EXAMPLES: list[JournalRecord] = [
     RunCreated("ab" * 16, "[run]\n"),
     TermStarted(1),
@@ -68,7 +60,7 @@ EXAMPLES: list[JournalRecord] = [
     DataKnown(10_007),
     LeasesReserved(4_096),
     RoundNumbered(3),
-    RoundOrdered(ORDER, 120, (Ready(3, 10, 1.0, DIGEST, 120),)),
+    RoundOrdered(ORDER, 120, (m.Ready(3, 10, 1.0, DIGEST, 120),)),
     RoundCommitted(COMMIT),
     RootKnown(head_of(0, 1)),
     PlaceVacated(A),
@@ -118,7 +110,7 @@ def test_replay_equals_the_live_history() -> None:
     [
         (FOUNDING, "founded twice"),
         (RoundCommitted(COMMIT), "which is at version 2"),
-        (RoundCommitted(Commit(4, 1, 7, 0, 100, (), DIGEST)), "fragment 7, which is unknown"),
+        (RoundCommitted(m.Commit(4, 1, 7, 0, 100, (), DIGEST)), "fragment 7, which is unknown"),
         (RootKnown(head_of(0, 2, DIGEST)), "two roots for version 2"),
     ],
 )
@@ -131,7 +123,7 @@ def test_a_journal_that_contradicts_itself_is_refused(record: JournalRecord, wor
 def test_only_so_many_roots_and_numbers_are_kept() -> None:
     history = RunHistory.replay([FOUNDING])
     for version in range(3 * ROOTS_KEPT_MAX):
-        history.apply(RoundCommitted(Commit(version + 1, 1, 0, version, 1, (), DIGEST)))
+        history.apply(RoundCommitted(m.Commit(version + 1, 1, 0, version, 1, (), DIGEST)))
         history.apply(RootKnown(head_of(0, version + 1)))
     assert sorted(history.roots[0]) == list(range(2 * ROOTS_KEPT_MAX + 1, 3 * ROOTS_KEPT_MAX + 1))
     for number in range(ADMITTED_MAX + 5):

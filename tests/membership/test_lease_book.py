@@ -15,12 +15,16 @@ def leases(*ranges: tuple[int, int]) -> tuple[LeaseRange, ...]:
     return tuple(LeaseRange(start, stop) for start, stop in ranges)
 
 
-@pytest.fixture
-def book() -> LeaseBook:
+def a_book() -> LeaseBook:
     made = LeaseBook()
     assert made.begin(LENGTH)
     made.leased(Leased(leases((0, 40)), length=LENGTH))
     return made
+
+
+@pytest.fixture
+def book() -> LeaseBook:
+    return a_book()
 
 
 def draw(book: LeaseBook, index: int, count: int, rank: int = 0) -> list[tuple[int, int]]:
@@ -107,6 +111,15 @@ def test_more_is_wanted_the_faster_the_trainer_is() -> None:
     second = book.want(2.0, 30.0)
     assert isinstance(second, LeasesWanted)
     assert second.count == 2 * first.count
+
+
+def test_a_request_that_a_lost_session_took_along_is_made_again() -> None:
+    book = LeaseBook()
+    book.begin(LENGTH)
+    wanted = book.want(0.0, 30.0)
+    assert wanted is not None
+    assert book.claim() is None
+    assert book.want(1.0, 30.0) == wanted
 
 
 def test_nothing_is_wanted_of_a_run_with_another_data_set() -> None:

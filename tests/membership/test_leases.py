@@ -258,6 +258,15 @@ def test_a_commit_spends_what_was_trained_and_not_what_was_drawn() -> None:
     assert desk.leases.held["a"] == ranges((6, 10))
 
 
+def test_an_update_on_its_way_may_name_what_a_commit_has_spent() -> None:
+    """With several fragments, a sample is in the next update of each of them."""
+    desk = Desk()
+    desk.want("a", 6)
+    desk.trainers["a"].train(4)
+    desk.commit(desk.open("a"), "a")
+    assert desk.leases.may_post("a", (LeaseRange(0, 6),))
+
+
 def test_an_update_that_is_in_no_mean_spends_nothing() -> None:
     desk = Desk()
     for peer in ("a", "b"):

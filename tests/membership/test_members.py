@@ -186,6 +186,7 @@ def test_welcome_comes_before_the_view_that_has_the_newcomer_in_it() -> None:
     table.join(B)
     numbers = [info.number for info in table.master.context.roster.view_members]
     assert numbers == [1, 2]
+    assert table.hear(A, View).number < table.hear(A, View).number
 
 
 def test_a_reconnect_keeps_number_and_place_and_drops_the_old_connection() -> None:

@@ -12,32 +12,7 @@ from holdfast.membership.master.rounds.round_table import BAD_MAX
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
 from holdfast.membership.master.state.round_schedule import RETRY_S
-from holdfast.protocol.messages import (
-    Abort,
-    Applied,
-    Commit,
-    ContributorRun,
-    Finish,
-    Flush,
-    Heartbeat,
-    Leaving,
-    LinkBroken,
-    Notice,
-    NotReady,
-    Open,
-    Progress,
-    Ready,
-    Reduce,
-    Reduced,
-    ReduceFailed,
-    RefusalCode,
-    Released,
-    Repair,
-    SyncFragment,
-    TrainerAttached,
-    TrainerLost,
-    View,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import (
     CONTRIBUTOR,
     DIGEST,
@@ -62,26 +37,26 @@ from tests.plain import describe
 def test_a_round_goes_from_open_to_commit() -> None:
     table = Table("[membership]\ngrace_s = 5.0\n")
     table.found(A)
-    opened = table.hear(A, Open)
+    opened = table.hear(A, m.Open)
     assert (opened.round, opened.fragment, opened.version, opened.at_step) == (1, 0, 0, 100)
     table.join_in_sync(B)
-    assert table.hear(B, Open) == opened  # invited to the round that is open
+    assert table.hear(B, m.Open) == opened  # invited to the round that is open
     table.ready(B, weight=20)
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     table.ready(A, weight=10)
-    order = table.hear(A, Reduce)
-    assert order == table.hear(B, Reduce)
+    order = table.hear(A, m.Reduce)
+    assert order == table.hear(B, m.Reduce)
     assert [(c.peer, c.weight, c.scale) for c in order.contributors] == [(A, 10, 1.0), (B, 20, 1.0)]
     assert order.receivers == (A, B)
     assert order.view == table.master.context.roster.view_number
     table.reduced(order, A)
-    table.hears_no(A, Commit)
+    table.hears_no(A, m.Commit)
     table.reduced(order, B)
-    commit = table.hear(B, Commit)
+    commit = table.hear(B, m.Commit)
     assert commit.digest == DIGEST
     assert commit.contributors == order.contributors
     table.applied(order, A, B)
-    assert table.hear(A, Open).at_step == 200
+    assert table.hear(A, m.Open).at_step == 200
     assert table.master.context.history.root(0, 1) == root_of(0, 1)
 
 
@@ -94,7 +69,7 @@ def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
         "record" if isinstance(effect, RecordDurably) else "send"
         for effect in table.effects
         if (isinstance(effect, RecordDurably) and isinstance(effect.record, RoundCommitted))
-        or (isinstance(effect, SendMessage) and isinstance(effect.message, Commit))
+        or (isinstance(effect, SendMessage) and isinstance(effect.message, m.Commit))
     ]
     assert kinds == ["record", "send", "send"]
 
@@ -107,7 +82,7 @@ def test_fragments_take_turns_at_evenly_spread_steps() -> None:
         order = table.commit(A)
         seen.append((order.fragment, order.version))
     assert seen == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    opened = table.hear(A, Open)
+    opened = table.hear(A, m.Open)
     steps = [round_.at_step for round_ in table.master.scheduler.round_table.past]
     assert steps == [50, 100, 150, 200]
     assert opened.at_step == 250
@@ -116,13 +91,13 @@ def test_fragments_take_turns_at_evenly_spread_steps() -> None:
 def test_no_round_opens_below_min_members() -> None:
     table = Table("[membership]\nmin_members = 2\n")
     table.found(A)
-    table.hears_no(A, Open)
+    table.hears_no(A, m.Open)
     assert describe(table.master, table.now_s)["state"] == "waiting for members"
     why = describe(table.master, table.now_s)["why_waiting"]
     assert why.startswith("waiting for 1 more contributor: 1 of 2 are connected")
     table.join_in_sync(B)
-    table.hear(A, Open)
-    table.hear(B, Open)
+    table.hear(A, m.Open)
+    table.hear(B, m.Open)
 
 
 def test_a_round_that_nobody_has_reached_yet_waits_for_nobody() -> None:
@@ -143,9 +118,9 @@ def test_a_late_contributor_is_left_out_after_the_grace() -> None:
     table.wait(4.0, A, B, C)
     table.ready(C)  # two of three are the quorum; the grace begins now
     table.wait(4.9, A, B, C)
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     table.wait(0.1, A, B, C)
-    order = table.hear(A, Reduce)
+    order = table.hear(A, m.Reduce)
     assert [c.peer for c in order.contributors] == [A, C]
     assert order.receivers == (A, B, C)  # it gets the result all the same
     table.ready(B)
@@ -158,7 +133,7 @@ def test_no_grace_begins_before_the_quorum() -> None:
     table.ready(A)
     table.ready(B)
     table.wait(100.0, A, B, C)
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     assert (
         "the next round waits (c still training)"
         in describe(table.master, table.now_s)["why_waiting"]
@@ -181,8 +156,8 @@ def test_who_cannot_contribute_is_not_waited_for() -> None:
     number = table.open_round()
     table.ready(A)
     table.ready(B)
-    table.say(C, NotReady(number, "loss is NaN"))
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B]
+    table.say(C, m.NotReady(number, "loss is NaN"))
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B]
     assert "loss is NaN" in table.why(C)
 
 
@@ -197,7 +172,7 @@ def test_weight_zero_is_no_contribution() -> None:
 def test_ready_after_not_ready_counts() -> None:
     table = Table()
     table.start(A, B)
-    table.say(A, NotReady(table.open_round(), "no trainer is attached"))
+    table.say(A, m.NotReady(table.open_round(), "no trainer is attached"))
     table.ready(A)
     assert [c.peer for c in table.reduce(B).contributors] == [A, B]
 
@@ -206,13 +181,13 @@ def test_too_few_ready_aborts_and_the_next_round_waits() -> None:
     table = Table()
     table.start(A, B)
     number = table.open_round()
-    table.say(A, NotReady(number, "not finite"))
+    table.say(A, m.NotReady(number, "not finite"))
     table.ready(B)
-    assert "not finite" in table.hear(A, Abort).reason
-    assert table.hear(B, Abort).round == number
+    assert "not finite" in table.hear(A, m.Abort).reason
+    assert table.hear(B, m.Abort).round == number
     assert not table.master.scheduler.rounds
     table.wait(RETRY_S, A, B)
-    opened = table.hear(B, Open)
+    opened = table.hear(B, m.Open)
     assert (opened.round, opened.fragment, opened.at_step) == (number + 1, 0, 100)
 
 
@@ -221,7 +196,7 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
     table.start(A)
     for _ in range(12):
         number = table.open_round()
-        table.say(A, NotReady(number, "broken"))
+        table.say(A, m.NotReady(number, "broken"))
         while not table.master.scheduler.rounds:
             table.wait(1.0, A)
     assert table.now_s > 100 + 6 * 30
@@ -229,7 +204,7 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
     assert len(table.records(RoundNumbered)) == 13
     table.commit(A)  # and a commit ends the row
     number = table.open_round()
-    table.say(A, NotReady(number, "broken"))
+    table.say(A, m.NotReady(number, "broken"))
     table.wait(RETRY_S, A)
     assert table.open_round() == number + 1
 
@@ -248,7 +223,7 @@ def test_aborts_in_a_row_wait_no_longer_where_all_have_trained_nothing() -> None
     assert table.now_s == began_s + count * RETRY_S
     for _ in range(3):  # it is a failure if somebody else cannot contribute
         table.ready(A, weight=0)
-        table.say(B, NotReady(table.open_round(), "broken"))
+        table.say(B, m.NotReady(table.open_round(), "broken"))
         began_s = table.now_s
         while not table.master.scheduler.rounds:
             table.wait(RETRY_S, A, B)
@@ -258,7 +233,7 @@ def test_aborts_in_a_row_wait_no_longer_where_all_have_trained_nothing() -> None
 def test_a_contributor_without_a_trainer_is_not_expected() -> None:
     table = Table()
     table.start(A, B, C)
-    table.say(C, TrainerLost("it crashed"))
+    table.say(C, m.TrainerLost("it crashed"))
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B]
     assert C in order.receivers
@@ -266,15 +241,15 @@ def test_a_contributor_without_a_trainer_is_not_expected() -> None:
     table.reduced(order, A, B)
     table.applied(order, A, B, C)
     table.forget()
-    table.say(C, TrainerAttached(LAYOUT))
-    table.hear(C, Open)
+    table.say(C, m.TrainerAttached(LAYOUT))
+    table.hear(C, m.Open)
 
 
 def test_what_was_posted_survives_its_trainer() -> None:
     table = Table()
     table.start(A, B)
     table.ready(A)
-    table.say(A, TrainerLost("it crashed"))
+    table.say(A, m.TrainerLost("it crashed"))
     assert [c.peer for c in table.reduce(B).contributors] == [A, B]
 
 
@@ -287,7 +262,7 @@ def test_a_large_update_is_scaled_to_three_medians() -> None:
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.5)
     table.ready(C, norm=9.0)
-    scales = {c.peer: c.scale for c in table.hear(A, Reduce).contributors}
+    scales = {c.peer: c.scale for c in table.hear(A, m.Reduce).contributors}
     assert scales == {A: 1.0, B: 1.0, C: pytest.approx(3 * 1.5 / 9.0)}
 
 
@@ -297,10 +272,10 @@ def test_a_huge_update_is_refused_and_its_sender_told() -> None:
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.5)
     table.ready(C, norm=15.1)
-    order = table.hear(A, Reduce)
+    order = table.hear(A, m.Reduce)
     assert [c.peer for c in order.contributors] == [A, B]
     assert C in order.receivers
-    assert "10" in table.hear(C, Notice).text
+    assert "10" in table.hear(C, m.Notice).text
     assert "the update of c (cccccccc)" in table.announced()
 
 
@@ -314,7 +289,7 @@ def test_who_has_trained_on_twenty_times_as_much_may_have_come_as_far(
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.0)
     table.ready(C, weight=200, norm=norm)
-    scales = {c.peer: c.scale for c in table.hear(A, Reduce).contributors}
+    scales = {c.peer: c.scale for c in table.hear(A, m.Reduce).contributors}
     assert scales.get(C) == scale
     assert (scales[A], scales[B]) == (1.0, 1.0)
 
@@ -324,7 +299,7 @@ def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
     table.start(A, B)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1000.0)
-    assert [c.scale for c in table.hear(A, Reduce).contributors] == [1.0, 1.0]
+    assert [c.scale for c in table.hear(A, m.Reduce).contributors] == [1.0, 1.0]
 
 
 @pytest.mark.fault("an update is far too large")
@@ -336,15 +311,19 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
         order = table.reduce(*peers)
         owners_of(table, A, B)
         table.forget()
-        table.say(A, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
-        table.hears_no(A, Reduce)
-        table.say(B, ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite"))
-        again = table.hear(A, Reduce)
+        table.say(
+            A, m.ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite")
+        )
+        table.hears_no(A, m.Reduce)
+        table.say(
+            B, m.ReduceFailed(order.round, order.attempt, (C,), True, "chunk 3 is not finite")
+        )
+        again = table.hear(A, m.Reduce)
         assert again.attempt == 2
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
             assert C in again.receivers
-            assert "chunk 3 is not finite" in table.hear(C, Notice).text
+            assert "chunk 3 is not finite" in table.hear(C, m.Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -363,9 +342,9 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
     table.ready(B, norm=1.2)
     table.ready(C, norm=0.004)
     table.ready(D, norm=0.004, weight=1)
-    order = table.hear(A, Reduce)
+    order = table.hear(A, m.Reduce)
     assert [c.peer for c in order.contributors] == [A, B, D]
-    assert "0.01" in table.hear(C, Notice).text
+    assert "0.01" in table.hear(C, m.Notice).text
 
 
 @pytest.mark.fault(
@@ -380,7 +359,7 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
 
     table = Table("[membership]\nquorum = 1.0")
     table.start(A, B, C)
-    ready = Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
+    ready = m.Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
     table.say(A, evolve(ready, first_batches=DIGEST))
     table.say(C, evolve(ready, first_batches=OTHER_DIGEST))
     assert not warnings()
@@ -389,8 +368,8 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
     assert warning.startswith("2 members train on the same samples")
     assert warning.endswith(f": a ({A[:8]}), b ({B[:8]})")
     assert warning in table.announced()
-    assert [table.hear(peer, Notice).text for peer in (A, B)] == [warning] * 2
-    table.hears_no(C, Notice)
+    assert [table.hear(peer, m.Notice).text for peer in (A, B)] == [warning] * 2
+    table.hears_no(C, m.Notice)
     same_samples = table.master.scheduler.same_samples
     for digest in (b"", DIGEST):
         for peer in (A, B):  # their trainers start again
@@ -400,14 +379,14 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
     assert not warnings()
 
 
-def norm_sums(table: Table, order: Reduce, norms: dict[str, float]) -> None:
+def norm_sums(table: Table, order: m.Reduce, norms: dict[str, float]) -> None:
     """Everybody owns as much as the others and has found its part of these norms."""
     owners_of(table, *[contributor.peer for contributor in order.contributors])
     peers = [contributor.peer for contributor in order.contributors]
     for peer in peers:
         squares = [norms[p] ** 2 / len(peers) for p in peers]
         found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
-        table.say(peer, Reduced(order.round, order.attempt, DIGEST, (), found, 1 / len(peers)))
+        table.say(peer, m.Reduced(order.round, order.attempt, DIGEST, (), found, 1 / len(peers)))
 
 
 @pytest.mark.fault(
@@ -422,11 +401,11 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
         order = table.reduce(A, B, C, D)  # all say 1
         table.forget()
         norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.2, D: 0.3})
-        table.hears_no(B, Commit)
-        again = table.hear(A, Reduce)
+        table.hears_no(B, m.Commit)
+        again = table.hear(A, m.Reduce)
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
-            assert "its norm is 1.2, and it had announced 1" in table.hear(C, Notice).text
+            assert "its norm is 1.2, and it had announced 1" in table.hear(C, m.Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -438,7 +417,7 @@ def test_what_a_codec_rounds_up_is_nobodys_lie(codec: str, norm: float) -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     norm_sums(table, order, {A: norm, B: 1.0, C: 1.0})
-    assert table.hear(A, Commit).attempt == 1
+    assert table.hear(A, m.Commit).attempt == 1
 
 
 def test_who_finds_that_most_others_lie_is_not_believed() -> None:
@@ -446,7 +425,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
-    assert len(table.hear(A, Commit).contributors) == 4
+    assert len(table.hear(A, m.Commit).contributors) == 4
     assert "2 of 4 contributions seem longer" in table.announced()
 
 
@@ -457,7 +436,7 @@ def test_who_finds_what_cannot_be_is_removed(found: bytes) -> None:
     table = Table()
     table.start(A, B, C)
     order = table.reduce(A, B, C)
-    table.say(C, Reduced(order.round, 1, DIGEST, (), found))
+    table.say(C, m.Reduced(order.round, 1, DIGEST, (), found))
     assert C not in table.master.context.roster
 
 
@@ -469,8 +448,8 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
         order = table.reduce(A, B, C)
         for peer, share in ((A, 1.0), (B, 0.0), (C, 0.0)):  # A owns everything
             found = b"".join(struct.pack("<3f", 1.0, 1.0, along) for along in (0.6, 0.5, -0.4))
-            table.say(peer, Reduced(order.round, 1, DIGEST, (), found if share else b"", share))
-        assert len(table.hear(A, Commit).contributors) == 3
+            table.say(peer, m.Reduced(order.round, 1, DIGEST, (), found if share else b"", share))
+        assert len(table.hear(A, m.Commit).contributors) == 3
         said = "points against the outer momentum (cosine -0.40, median 0.50)"
         assert (said in table.announced()) == (_time == 0), "it is news once"
         table.applied(order, A, B, C)
@@ -484,16 +463,16 @@ def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() ->
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
-    assert len(table.hear(A, Commit).contributors) == 4
+    assert len(table.hear(A, m.Commit).contributors) == 4
 
 
-def found_by(table: Table, order: Reduce, owner: str, norms: dict[str, float]) -> None:
+def found_by(table: Table, order: m.Reduce, owner: str, norms: dict[str, float]) -> None:
     """One says that it has found this; the others, what was announced."""
     peers = [contributor.peer for contributor in order.contributors]
     for peer in peers:
         squares = [(norms[p] if peer == owner else 0.4) ** 2 for p in peers]
         found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
-        table.say(peer, Reduced(order.round, order.attempt, DIGEST, (), found, 0.25))
+        table.say(peer, m.Reduced(order.round, order.attempt, DIGEST, (), found, 0.25))
 
 
 def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart() -> None:
@@ -502,11 +481,11 @@ def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart(
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
-    again = table.hear(A, Reduce)
+    again = table.hear(A, m.Reduce)
     assert [c.peer for c in again.contributors] == [A, B, C, D]
     assert not {run.peer for run in again.plan.owners} & {A, D}
     table.reduced(again, A, B, C, D)
-    assert table.hear(A, Commit).attempt == again.attempt
+    assert table.hear(A, m.Commit).attempt == again.attempt
 
 
 def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
@@ -515,12 +494,12 @@ def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
-    again = table.hear(A, Reduce)
+    again = table.hear(A, m.Reduce)
     owners_of(table, B)
     found_by(table, again, B, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
-    assert "its norm is 9" in table.hear(A, Notice).text
+    assert "its norm is 9" in table.hear(A, m.Notice).text
     for contributors in ([A, B, C, D], [A, B, C, D], [B, C, D]):
-        assert [c.peer for c in table.hear(B, Reduce).contributors] == contributors
+        assert [c.peer for c in table.hear(B, m.Reduce).contributors] == contributors
 
 
 def test_who_owned_no_chunk_has_found_nothing() -> None:
@@ -529,7 +508,7 @@ def test_who_owned_no_chunk_has_found_nothing() -> None:
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
-    assert table.hear(A, Commit).attempt == 1
+    assert table.hear(A, m.Commit).attempt == 1
 
 
 def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
@@ -538,12 +517,12 @@ def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B)
     table.reduced(order, D)
-    table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.reduced(order, C)
-    table.say(B, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.say(B, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.leave(A)  # the rest has reported attempt 1, which has C's update in it
     assert not table.records(RoundCommitted)
-    assert "2 of 4" in table.hear(D, Abort).reason
+    assert "2 of 4" in table.hear(D, m.Abort).reason
 
 
 def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> None:
@@ -553,9 +532,9 @@ def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> Non
         order = table.reduce(A, B, C, D)
         owners_of(table, A, B)
         table.forget()
-        table.say(D, ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
+        table.say(D, m.ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
         table.wait(5.0, A, B, C, D)
-        again = table.hear(A, Reduce)
+        again = table.hear(A, m.Reduce)
         assert [c.peer for c in again.contributors] == [A, B, C, D]
         assert not {run.peer for run in again.plan.owners} & {A, D}
         table.reduced(again, A, B, C, D)
@@ -568,13 +547,13 @@ def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
-    table.say(D, ReduceFailed(order.round, 1, (A,), True, "not finite"))
+    table.say(D, m.ReduceFailed(order.round, 1, (A,), True, "not finite"))
     table.forget()
     table.wait(5.0, A, B, C, D)
-    assert len(table.hear(A, Reduce).contributors) == 4
+    assert len(table.hear(A, m.Reduce).contributors) == 4
     table.forget()
-    table.say(D, ReduceFailed(order.round, 2, (B,), True, "not finite"))
-    assert table.hear(A, Flush).lost == (D,)
+    table.say(D, m.ReduceFailed(order.round, 2, (B,), True, "not finite"))
+    assert table.hear(A, m.Flush).lost == (D,)
 
 
 def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
@@ -583,8 +562,8 @@ def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B)
     table.forget()
-    table.say(D, ReduceFailed(order.round, 1, (C,), True, "not finite"))
-    assert table.hear(A, Flush).lost == (D,)
+    table.say(D, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    assert table.hear(A, m.Flush).lost == (D,)
 
 
 def test_who_was_right_of_one_is_heard_of_another() -> None:
@@ -592,16 +571,16 @@ def test_who_was_right_of_one_is_heard_of_another() -> None:
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
     owners_of(table, A, B)
-    table.say(A, ReduceFailed(order.round, 1, (C,), True, "not finite"))
+    table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.wait(5.0, A, B, C, D)  # nobody else says so
     owners_of(table, A, B)
-    table.say(B, ReduceFailed(order.round, 2, (C,), True, "not finite"))  # now somebody does
+    table.say(B, m.ReduceFailed(order.round, 2, (C,), True, "not finite"))  # now somebody does
     owners_of(table, A, B)
     table.forget()
-    table.say(A, ReduceFailed(order.round, 3, (D,), True, "not finite"))
-    table.hears_no(A, Flush)
-    table.say(B, ReduceFailed(order.round, 3, (D,), True, "not finite"))
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B]
+    table.say(A, m.ReduceFailed(order.round, 3, (D,), True, "not finite"))
+    table.hears_no(A, m.Flush)
+    table.say(B, m.ReduceFailed(order.round, 3, (D,), True, "not finite"))
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B]
 
 
 def test_who_calls_everybody_bad_is_left_out_itself() -> None:
@@ -609,8 +588,8 @@ def test_who_calls_everybody_bad_is_left_out_itself() -> None:
     table.start(A, B, C, D)
     order = table.reduce(A, B, C, D)
     table.forget()
-    table.say(D, ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
-    assert table.hear(A, Flush).lost == (D,)
+    table.say(D, m.ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
+    assert table.hear(A, m.Flush).lost == (D,)
 
 
 # ---------------------------------------------------------------- deaths in the middle
@@ -624,7 +603,7 @@ def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -
     table.leave(C)
     due_s = table.master.next_deadline_s()
     table.now_s = due_s + 0.01  # the heartbeat overtakes the tick
-    table.say(A, Heartbeat(1))
+    table.say(A, m.Heartbeat(1))
     assert table.master.next_deadline_s() <= due_s
 
 
@@ -635,20 +614,20 @@ def test_a_death_is_repaired_among_the_survivors() -> None:
     table.reduced(order, A)
     table.forget()
     table.leave(B)
-    view = table.hear(A, View)
+    view = table.hear(A, m.View)
     assert [info.peer for info in view.members] == [A, C]
-    flush = table.hear(A, Flush)
-    assert table.hear(C, Flush) == flush == Flush(order.round, 2, (B,))
+    flush = table.hear(A, m.Flush)
+    assert table.hear(C, m.Flush) == flush == m.Flush(order.round, 2, (B,))
     table.hold(flush, A, C)
-    repair = table.hear(A, Repair)
-    assert table.hear(C, Repair) == repair
+    repair = table.hear(A, m.Repair)
+    assert table.hear(C, m.Repair) == repair
     assert (repair.attempt, repair.lost) == (2, (B,))
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     table.reduced(order, A, C)  # late answers of the first attempt
     assert not table.records(RoundCommitted)
-    manifest = (ContributorRun(b"\x05" + bytes(7), 1),)
+    manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
     for peer in (A, C):
-        table.say(peer, Reduced(order.round, 2, OTHER_DIGEST, manifest))
+        table.say(peer, m.Reduced(order.round, 2, OTHER_DIGEST, manifest))
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == OTHER_DIGEST
     assert record.commit.attempt == 2
@@ -671,9 +650,9 @@ def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
     table.start(A, B)
     order = table.reduce(A, B)
     table.leave(B)
-    assert table.hear(A, Abort).round == order.round
+    assert table.hear(A, m.Abort).round == order.round
     table.wait(RETRY_S, A)
-    assert table.hear(A, Open).round == order.round + 1
+    assert table.hear(A, m.Open).round == order.round + 1
     table.commit(A)
 
 
@@ -682,11 +661,11 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.forget()
-    table.say(A, ReduceFailed(order.round, 1, (B,), False, "connection reset"))
-    table.hears_no(A, Reduce)
+    table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "connection reset"))
+    table.hears_no(A, m.Reduce)
     table.wait(0.5, A, B, C)
     table.leave(B)
-    assert table.hear(A, Flush).lost == (B,)
+    assert table.hear(A, m.Flush).lost == (B,)
 
 
 def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_member() -> None:
@@ -694,23 +673,23 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.forget()
-    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
-    table.say(B, ReduceFailed(order.round, 1, (A,), False, "no bytes for 5 s"))
-    table.say(C, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes for 5 s"))
+    table.say(C, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.wait(0.9, A, B, C)
-    table.hears_no(A, Reduce)
+    table.hears_no(A, m.Reduce)
     table.wait(0.1, A, B, C)
-    flush = table.hear(A, Flush)
+    flush = table.hear(A, m.Flush)
     assert flush.lost == (B,)
     table.hold(flush, A, C)
-    repair = table.hear(A, Repair)
-    manifest = (ContributorRun(b"\x05" + bytes(7), 1),)
+    repair = table.hear(A, m.Repair)
+    manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
     for peer in (A, C):
-        table.say(peer, Reduced(order.round, repair.attempt, OTHER_DIGEST, manifest))
+        table.say(peer, m.Reduced(order.round, repair.attempt, OTHER_DIGEST, manifest))
     assert table.records(RoundCommitted)
-    assert table.hear(B, Commit)
+    assert table.hear(B, m.Commit)
     table.applied(order, A, C)
-    assert table.hear(B, SyncFragment).head.version == 1
+    assert table.hear(B, m.SyncFragment).head.version == 1
 
 
 @pytest.mark.fault("two peers cannot reach each other")
@@ -719,10 +698,10 @@ def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.forget()
-    table.say(C, ReduceFailed(order.round, 1, (A,), False, "no bytes"))
-    table.say(A, ReduceFailed(order.round, 1, (C,), False, "no bytes"))
+    table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
+    table.say(A, m.ReduceFailed(order.round, 1, (C,), False, "no bytes"))
     table.wait(2.0, A, B, C)
-    assert table.hear(A, Flush).lost == (C,)
+    assert table.hear(A, m.Flush).lost == (C,)
     assert C in table.master.context.roster
 
 
@@ -731,11 +710,11 @@ def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.forget()
-    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.wait(4.9, A, B, C)
-    table.hears_no(B, Flush)  # the others may still find the same
+    table.hears_no(B, m.Flush)  # the others may still find the same
     table.wait(0.1, A, B, C)
-    assert table.hear(B, Flush).lost == (A,)
+    assert table.hear(B, m.Flush).lost == (A,)
     assert A in table.master.context.roster
 
 
@@ -744,10 +723,10 @@ def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.forget()
-    table.say(A, ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
-    table.say(C, LinkBroken(B))
+    table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
+    table.say(C, m.LinkBroken(B))
     table.wait(1.0, A, B, C)
-    assert table.hear(A, Flush).lost == (B,)
+    assert table.hear(A, m.Flush).lost == (B,)
 
 
 def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
@@ -755,9 +734,9 @@ def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B)
     order = table.reduce(A, B)
-    table.say(B, ReduceFailed(order.round, 1, (A,), False, "no bytes"))
+    table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.wait(5.0, A, B)
-    assert "1 of 2 contributors are left" in table.hear(A, Abort).reason
+    assert "1 of 2 contributors are left" in table.hear(A, m.Abort).reason
     assert len(table.master.context.roster) == 2
 
 
@@ -765,14 +744,14 @@ def left_out(table: Table, accuser: str, accused: tuple[str, ...], *others: str)
     """Check that the accuser alone loses the round, which the others end; it is synced again."""
     order = table.reduce(*others, accuser)
     table.forget()
-    table.say(accuser, ReduceFailed(order.round, order.attempt, accused, False, "no bytes"))
+    table.say(accuser, m.ReduceFailed(order.round, order.attempt, accused, False, "no bytes"))
     table.wait(5.0, *others, accuser)
-    flush = table.hear(others[0], Flush)
+    flush = table.hear(others[0], m.Flush)
     assert flush.lost == (accuser,)
     table.hold(flush, *others)
-    again = table.hear(others[0], Repair)
+    again = table.hear(others[0], m.Repair)
     for peer in others:
-        table.say(peer, Reduced(order.round, again.attempt, DIGEST))
+        table.say(peer, m.Reduced(order.round, again.attempt, DIGEST))
     table.applied(order, *others)
     table.sync(accuser)
     assert len(table.master.context.roster) == len(others) + 1
@@ -815,9 +794,9 @@ def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again(
     for apart_s in (10, 20, 40, 80, 80):
         order = table.reduce(A, B, C)
         table.forget()
-        table.say(C, ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
+        table.say(C, m.ReduceFailed(order.round, order.attempt, (A,), True, "not finite"))
         table.wait(5.0, A, B, C)
-        again = table.hear(A, Reduce)
+        again = table.hear(A, m.Reduce)
         began_s = table.now_s
         assert [c.peer for c in again.contributors] == [A, B, C]
         assert {run.peer for run in again.plan.owners} == {B}
@@ -838,8 +817,8 @@ def test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive() -> None:
     table.forget()
     for second in range(1, 12):
         table.wait(1.0, A, B, C)
-        table.say(C, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
-    assert table.hear(A, Reduce).attempt == 2
+        table.say(C, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+    assert table.hear(A, m.Reduce).attempt == 2
 
 
 def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
@@ -851,7 +830,7 @@ def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
     table.diagnosed(order, C)  # waits for nobody
     (record,) = table.records(RoundCommitted)
     assert record.commit.attempt == 1
-    assert table.dropped(C) is RefusalCode.LAGGING
+    assert table.dropped(C) is m.RefusalCode.LAGGING
 
 
 @pytest.mark.fault(
@@ -865,10 +844,10 @@ def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
     order = table.reduce(A, B, C)
     table.wait(10.0, A, B, C)
     table.diagnosed(order, A, B, C)
-    assert table.hear(A, Reduce).attempt == 2
+    assert table.hear(A, m.Reduce).attempt == 2
     table.wait(10.0, A, B, C)
     table.diagnosed(order, A, B, C)
-    assert table.hear(A, Abort).round == order.round
+    assert table.hear(A, m.Abort).round == order.round
     assert len(table.master.context.roster) == 3
 
 
@@ -878,9 +857,9 @@ def test_bytes_that_move_keep_an_attempt_alive() -> None:
     order = table.reduce(A, B)
     for second in range(1, 40):
         table.wait(1.0, A, B)
-        table.say(A, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
-        table.say(B, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
-    table.hears_no(A, Reduce)
+        table.say(A, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+        table.say(B, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+    table.hears_no(A, m.Reduce)
     table.reduced(order, A, B)
     assert table.records(RoundCommitted)
 
@@ -892,7 +871,7 @@ def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> Non
     for second in range(1, 61):
         table.wait(1.0, A, B, C)
         for peer in (A, B, C):
-            table.say(peer, Progress(1, 1, 1.0, None, "", second, second, 0, {}))
+            table.say(peer, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
         if second == 30:
             table.reduced(order, A, B)
         assert C in table.master.context.roster
@@ -911,11 +890,11 @@ def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> Non
     table.reduced(order, A, B)
     table.reduced(order, C, digest=OTHER_DIGEST)
     table.diagnosed(order, A, B, C)
-    assert table.hear(C, Commit).digest == DIGEST
+    assert table.hear(C, m.Commit).digest == DIGEST
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "contributor"}
-    table.hears_no(C, SyncFragment)
+    table.hears_no(C, m.SyncFragment)
     table.applied(order, A, B)
-    sync = table.hear(C, SyncFragment)
+    sync = table.hear(C, m.SyncFragment)
     assert sync.head == head_of(0, 1)
     table.sync(C)
 
@@ -926,7 +905,7 @@ def test_no_majority_aborts() -> None:
     order = table.reduce(A, B)
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
-    assert "majority" in table.hear(A, Abort).reason
+    assert "majority" in table.hear(A, m.Abort).reason
     assert not table.records(RoundCommitted)
 
 
@@ -934,15 +913,15 @@ def test_late_and_foreign_answers_are_ignored() -> None:
     table = Table()
     table.start(A, B, spares=[C])
     number = table.open_round()
-    table.say(C, Ready(number, 10, 1.0, root_of(0, 0), 100))  # was not asked
-    table.say(A, Reduced(number, 1, DIGEST), Reduced(99, 1, DIGEST))
-    table.say(A, ReduceFailed(99, 1, (B,), True, "?"), NotReady(99, "?"))
+    table.say(C, m.Ready(number, 10, 1.0, root_of(0, 0), 100))  # was not asked
+    table.say(A, m.Reduced(number, 1, DIGEST), m.Reduced(99, 1, DIGEST))
+    table.say(A, m.ReduceFailed(99, 1, (B,), True, "?"), m.NotReady(99, "?"))
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B]
-    table.say(A, Reduced(number, 7, DIGEST))
+    table.say(A, m.Reduced(number, 7, DIGEST))
     table.reduced(order, B)
     assert not table.records(RoundCommitted)
-    table.say(C, Reduced(number, 1, OTHER_DIGEST))  # a spare's digest does not vote
+    table.say(C, m.Reduced(number, 1, OTHER_DIGEST))  # a spare's digest does not vote
     table.reduced(order, A)
     assert table.records(RoundCommitted)
 
@@ -955,32 +934,32 @@ def test_spares_get_every_result_and_every_commit() -> None:
     table.start(A, spares=[B])
     order = table.reduce(A)
     assert order.receivers == (A, B)
-    assert table.hear(B, Reduce) == order
+    assert table.hear(B, m.Reduce) == order
     table.reduced(order, A)
-    table.hear(B, Commit)
+    table.hear(B, m.Commit)
 
 
 def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
     table = Table()
     table.start(A, B, C)
     table.ready(C)
-    table.say(C, Leaving("Ctrl+C"))
+    table.say(C, m.Leaving("Ctrl+C"))
     assert C in table.master.context.roster
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B, C]
     table.reduced(order, A, B)
-    table.hears_no(C, Released)
+    table.hears_no(C, m.Released)
     table.reduced(order, C)
-    table.hear(C, Released)
-    assert table.dropped(C) is RefusalCode.LEFT
+    table.hear(C, m.Released)
+    assert table.dropped(C) is m.RefusalCode.LEFT
     assert table.roles() == {"a": "contributor*", "b": "contributor*"}
 
 
 def test_a_draining_contributor_that_is_not_ready_goes_at_once() -> None:
     table = Table()
     table.start(A, B)
-    table.say(B, Leaving("Ctrl+C"))
-    table.hear(B, Released)
+    table.say(B, m.Leaving("Ctrl+C"))
+    table.hear(B, m.Released)
     assert table.reduce(A).receivers == (A,)
 
 
@@ -988,9 +967,9 @@ def test_a_draining_contributor_is_not_kept_for_ever() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B)
     table.ready(B)
-    table.say(B, Leaving("Ctrl+C"))
+    table.say(B, m.Leaving("Ctrl+C"))
     table.wait(15.0, A, B)
-    table.hear(B, Released)
+    table.hear(B, m.Released)
 
 
 def test_pausing_stops_the_opening_of_rounds_only() -> None:
@@ -1004,7 +983,7 @@ def test_pausing_stops_the_opening_of_rounds_only() -> None:
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
     assert describe(table.master, table.now_s)["state"] == "paused"
     table.take(table.master.resume(table.now_s))
-    table.hear(A, Open)
+    table.hear(A, m.Open)
 
 
 def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
@@ -1014,11 +993,11 @@ def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
     order = table.reduce(A, B)
     table.reduced(order, A, B)
     table.applied(order, A, B)
-    table.hears_no(A, Finish)
+    table.hears_no(A, m.Finish)
     table.applied(order, C)
-    assert {table.hear(peer, Finish).round for peer in (A, B, C)} == {order.round}
+    assert {table.hear(peer, m.Finish).round for peer in (A, B, C)} == {order.round}
     table.join(D)
-    assert table.dropped(D) is RefusalCode.FINISHED
+    assert table.dropped(D) is m.RefusalCode.FINISHED
     assert describe(table.master, table.now_s)["state"] == "finished"
 
 
@@ -1029,7 +1008,7 @@ def test_finishing_does_not_wait_for_ever() -> None:
     table.reduced(order, A, B)
     table.applied(order, A)
     table.wait(10.0, A, B)
-    table.hear(A, Finish)
+    table.hear(A, m.Finish)
 
 
 def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> None:
@@ -1041,17 +1020,17 @@ def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> Non
     assert table.roles()["c"] == "spare*"
     table.wait(10.0, A, B, C, D)
     assert table.roles()["c"] == "spare"
-    table.hear(C, SyncFragment)
+    table.hear(C, m.SyncFragment)
 
 
 def test_a_spare_that_missed_the_result_is_synced_again() -> None:
     table = Table()
     table.start(A, B, spares=[C])
     order = table.reduce(A, B)
-    table.say(C, ReduceFailed(order.round, 1, (A,), False, "link lost"))
+    table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "link lost"))
     table.reduced(order, A, B)
     table.applied(order, A, B)
-    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    assert table.hear(C, m.SyncFragment).head == head_of(0, 1)
 
 
 def test_a_spare_that_finds_out_later_is_synced_again() -> None:
@@ -1060,9 +1039,9 @@ def test_a_spare_that_finds_out_later_is_synced_again() -> None:
     order = table.reduce(A, B)
     table.reduced(order, A, B)
     table.applied(order, A, B)
-    table.hears_no(C, SyncFragment)
-    table.say(C, ReduceFailed(order.round, 1, (), False, "the committed result is not here"))
-    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    table.hears_no(C, m.SyncFragment)
+    table.say(C, m.ReduceFailed(order.round, 1, (), False, "the committed result is not here"))
+    assert table.hear(C, m.SyncFragment).head == head_of(0, 1)
 
 
 def test_a_returning_contributor_is_asked_again_in_an_open_round() -> None:
@@ -1072,10 +1051,10 @@ def test_a_returning_contributor_is_asked_again_in_an_open_round() -> None:
     table.leave(B)
     state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
     table.join(B, CONTRIBUTOR, state)
-    table.hear(B, Open)
+    table.hear(B, m.Open)
     table.ready(A)
     table.ready(C)
-    table.hears_no(A, Reduce)  # what it said over the old connection does not count
+    table.hears_no(A, m.Reduce)  # what it said over the old connection does not count
     assert [c.peer for c in table.reduce(B).contributors] == [A, B, C]
 
 
@@ -1083,18 +1062,18 @@ def test_a_root_that_differs_in_ready_costs_the_round_and_is_healed() -> None:
     table = Table()
     table.start(A, B, C)
     number = table.open_round()
-    table.say(C, Ready(number, 10, 1.0, OTHER_DIGEST, 100))
+    table.say(C, m.Ready(number, 10, 1.0, OTHER_DIGEST, 100))
     assert table.roles()["c"] == "contributor"
-    assert table.hear(C, SyncFragment).head == head_of(0, 0)
+    assert table.hear(C, m.SyncFragment).head == head_of(0, 0)
     assert [c.peer for c in table.reduce(A, B).contributors] == [A, B]
 
 
 def test_a_healed_member_is_asked_again() -> None:
     table = Table()
     table.start(A, B, C)
-    table.say(C, Ready(table.open_round(), 10, 1.0, OTHER_DIGEST, 100))
+    table.say(C, m.Ready(table.open_round(), 10, 1.0, OTHER_DIGEST, 100))
     table.sync(C)
-    table.hear(C, Open)
+    table.hear(C, m.Open)
     assert [c.peer for c in table.reduce(A, B, C).contributors] == [A, B, C]
 
 
@@ -1106,10 +1085,10 @@ def test_roots_agreed_only_at_the_close_leave_out_the_odd_one() -> None:
     table.reduced(order, A, B, C, D, E)
     number = table.open_round()
     for peer in (A, B, D):  # nobody has said Applied for version 2: Ready speaks first
-        table.say(peer, Ready(number, 10, 1.0, root_of(0, 2), 300))
-    table.say(C, Ready(number, 10, 1.0, OTHER_DIGEST, 300))
+        table.say(peer, m.Ready(number, 10, 1.0, root_of(0, 2), 300))
+    table.say(C, m.Ready(number, 10, 1.0, OTHER_DIGEST, 300))
     table.wait(table.spec.membership.grace_s, A, B, C, D, E)
-    assert [c.peer for c in table.hear(A, Reduce).contributors] == [A, B, D]
+    assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, D]
 
 
 def test_applied_roots_decide_by_majority() -> None:
@@ -1117,11 +1096,11 @@ def test_applied_roots_decide_by_majority() -> None:
     table.start(A, B, C)
     order = table.reduce(A, B, C)
     table.reduced(order, A, B, C)
-    table.say(A, Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
+    table.say(A, m.Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
     assert table.master.context.history.root(0, 1) == b""
     table.applied(order, B, C)
     assert table.master.context.history.root(0, 1) == root_of(0, 1)
-    assert table.hear(A, SyncFragment).donors == (B, C)
+    assert table.hear(A, m.SyncFragment).donors == (B, C)
 
 
 def test_a_joining_spare_does_not_hold_the_others_up() -> None:
@@ -1129,8 +1108,8 @@ def test_a_joining_spare_does_not_hold_the_others_up() -> None:
     table.start(A, B)
     order = table.reduce(A, B)
     table.join(C, SPARE)
-    table.hears_no(C, SyncFragment)  # that reduction runs without it
+    table.hears_no(C, m.SyncFragment)  # that reduction runs without it
     assert "before it joined" in table.why(C)
     table.reduced(order, A, B)
     table.applied(order, A, B)
-    assert table.hear(C, SyncFragment).head == head_of(0, 1)
+    assert table.hear(C, m.SyncFragment).head == head_of(0, 1)

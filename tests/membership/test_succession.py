@@ -17,20 +17,7 @@ from holdfast.membership.master.state.journal import (
     VersionAdopted,
 )
 from holdfast.membership.master.state.master_effects import StandDown
-from holdfast.protocol.messages import (
-    FragmentHead,
-    Hello,
-    KeptState,
-    Open,
-    Reduce,
-    Reduced,
-    RefusalCode,
-    Synced,
-    SyncFailed,
-    SyncFragment,
-    TermClaim,
-    Welcome,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import DIGEST, LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
 from tests.plain import describe
 
@@ -49,15 +36,15 @@ def cut(table: Table, *kinds: type) -> None:
     table.master = Coordinator.restore(table.spec, "ab" * 16, table.journal, table.term)
 
 
-def holding(peer: str, version: int, incarnation: int = 1) -> Hello:
+def holding(peer: str, version: int, incarnation: int = 1) -> m.Hello:
     return hello_of(peer, heads=[head_of(0, version)], lineage=LINEAGE, incarnation=incarnation)
 
 
 # ---------------------------------------------------------------- fencing
 
 
-def claim(term: int, nonce: bytes = b"", followers: int = 0) -> TermClaim:
-    return TermClaim("ab" * 16, term, nonce, followers)
+def claim(term: int, nonce: bytes = b"", followers: int = 0) -> m.TermClaim:
+    return m.TermClaim("ab" * 16, term, nonce, followers)
 
 
 def test_who_has_obeyed_a_later_master_ends_this_one() -> None:
@@ -98,7 +85,7 @@ def test_who_obeys_another_start_of_this_term_is_refused_while_fewer_do() -> Non
     table.start(A, B)
     for is_new in (True, False):
         table.join(C, hello=attrs.evolve(hello_of(C), term=1, nonce=NONCE))
-        assert table.dropped(C) is RefusalCode.SUPERSEDED
+        assert table.dropped(C) is m.RefusalCode.SUPERSEDED
         assert ("obeys another start of term 1: start this" in table.announced()) == is_new
     table.commit(A, B)
     hello = attrs.evolve(hello_of(D), term=1, nonce=NONCE)
@@ -119,10 +106,10 @@ def test_a_version_that_more_than_half_hold_is_adopted() -> None:
     assert "1 of 3 contributors are here" in describe(table.master, table.now_s)["why_waiting"]
     table.join(B, hello=holding(B, 1))
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
-    table.hears_no(A, Open)
+    table.hears_no(A, m.Open)
     table.join(C, hello=holding(C, 0))
-    assert table.hear(C, SyncFragment).head == head_of(0, 1)
-    opened = table.hear(A, Open)
+    assert table.hear(C, m.SyncFragment).head == head_of(0, 1)
+    opened = table.hear(A, m.Open)
     assert opened.version == 1
     assert opened.round >= ROUNDS_SKIPPED
 
@@ -134,10 +121,10 @@ def test_a_version_that_fewer_hold_is_given_up() -> None:
     cut(table, RoundCommitted)
     table.join(B, hello=holding(B, 0))
     table.join(A, hello=holding(A, 1))
-    table.hears_no(A, SyncFragment)
+    table.hears_no(A, m.SyncFragment)
     table.join(C, hello=holding(C, 0))
     assert not table.records(VersionAdopted)
-    order = table.hear(A, SyncFragment)
+    order = table.hear(A, m.SyncFragment)
     assert (order.head, order.replaces_newer) == (head_of(0, 0), True)
 
 
@@ -167,7 +154,7 @@ def test_if_the_last_one_does_not_come_the_newest_version_is_the_runs() -> None:
     table = a_copy_that_everybody_has_left_behind()
     table.wait(300.0, A, B)
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 2)]
-    assert table.hear(B, SyncFragment).head == head_of(0, 2)
+    assert table.hear(B, m.SyncFragment).head == head_of(0, 2)
 
 
 def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
@@ -179,7 +166,7 @@ def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
         table.join(peer)
     table.wait(200.0, D, E)
     assert table.master.succession.waiting
-    table.hears_no(D, SyncFragment)
+    table.hears_no(D, m.SyncFragment)
     table.join(A, hello=holding(A, 1))
     table.join(C, hello=holding(C, 1))
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
@@ -194,7 +181,7 @@ def test_who_is_kicked_is_not_waited_for() -> None:
     table.take(table.master.kick(C, "gone", table.now_s))
     assert not table.master.succession.waiting
     table.wait(20.0, A)
-    table.hear(A, Open)
+    table.hear(A, m.Open)
 
 
 def test_who_was_kicked_is_not_waited_for_whatever_was_written_after_that() -> None:
@@ -222,7 +209,7 @@ def test_of_as_many_contributors_those_decide_whom_spares_bear_out(first: str) -
     other = B if first == A else A
     table.join(other, hello=holding(other, 1))
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
-    assert table.hear(first, SyncFragment).head == head_of(0, 1)
+    assert table.hear(first, m.SyncFragment).head == head_of(0, 1)
 
 
 # ---------------------------------------------------------------- going back
@@ -245,7 +232,7 @@ def test_a_fresh_peer_is_nobody_to_go_back_to() -> None:
     table.join(D)
     table.wait(1_000.0, D)
     assert not table.records(RunRewound)
-    table.hears_no(D, SyncFragment)
+    table.hears_no(D, m.SyncFragment)
     assert "no connected peer holds version 1" in describe(table.master, table.now_s)["why_waiting"]
 
 
@@ -264,9 +251,9 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     assert "REWOUND by 1 round, " in table.announced()
     (warning,) = describe(table.master, table.now_s)["warnings"]
     assert warning.startswith("REWOUND from round 1 to round 0: 1 round, about 100 steps")
-    ends = [table.hear(B, Welcome).total_steps for _ in range(2)]
+    ends = [table.hear(B, m.Welcome).total_steps for _ in range(2)]
     assert ends == [300, 400], "the lost round is made up for at a later step"
-    opened = table.hear(B, Open)
+    opened = table.hear(B, m.Open)
     assert opened.version == 0
     assert opened.round == 3, "the number of the round that A had opened is spent, too"
     assert opened.at_step == 200, "nor are steps"
@@ -282,7 +269,7 @@ def test_who_returns_in_time_is_the_source() -> None:
     table.join(B, hello=holding(B, 0, 2))
     table.wait(50.0, B)
     table.join(A, hello=holding(A, 1, 2))
-    assert table.hear(B, SyncFragment) == SyncFragment(head_of(0, 1), (A,))
+    assert table.hear(B, m.SyncFragment) == m.SyncFragment(head_of(0, 1), (A,))
     table.wait(100.0, A, B)
     assert not table.records(RunRewound)
 
@@ -292,8 +279,8 @@ def test_who_returns_too_late_is_synced_to_what_the_run_is_now() -> None:
     table.join(B, hello=holding(B, 0, 2))
     table.wait(61.0, B)
     table.join(A, hello=holding(A, 1, 2))
-    assert table.hear(A, Welcome).branch == 1
-    assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 0), (B,), True)
+    assert table.hear(A, m.Welcome).branch == 1
+    assert table.hear(A, m.SyncFragment) == m.SyncFragment(head_of(0, 0), (B,), True)
 
 
 def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() -> None:
@@ -311,7 +298,7 @@ def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() 
     assert not table.records(RunRewound)
     table.wait(2.0, B, D)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
-    assert table.hear(D, SyncFragment) == SyncFragment(head_of(0, 0), (B,))
+    assert table.hear(D, m.SyncFragment) == m.SyncFragment(head_of(0, 0), (B,))
 
 
 @pytest.mark.fault("all holders of the newest version are gone")
@@ -327,7 +314,7 @@ def test_nobody_is_waited_for_when_all_have_restarted_and_the_newest_counts() ->
     assert not table.records(RunRewound), "C may have more"
     table.join(C, hello=holding(C, 1, 2))
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 2),)]
-    assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 2), (B,))
+    assert table.hear(A, m.SyncFragment) == m.SyncFragment(head_of(0, 2), (B,))
 
 
 def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -> None:
@@ -342,7 +329,7 @@ def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -
     assert not table.records(RunRewound)
 
 
-def mute() -> tuple[Table, Reduce]:
+def mute() -> tuple[Table, m.Reduce]:
     """A was sent version 1, the only one, and has not said what came of it."""
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 60\n")
     table.start(A, B, C)
@@ -354,20 +341,20 @@ def mute() -> tuple[Table, Reduce]:
     assert "it did not apply the last commit in time" in table.why(A)
     table.wait(61.0, A)
     assert not table.records(RunRewound)
-    assert table.dropped(A) is RefusalCode.LAGGING
+    assert table.dropped(A) is m.RefusalCode.LAGGING
     table.wait(10.0)
     return table, order
 
 
 def test_who_may_yet_apply_the_newest_version_says_so_before_the_run_goes_back() -> None:
     table, order = mute()
-    held = Reduced(order.round, order.attempt, DIGEST)
+    held = m.Reduced(order.round, order.attempt, DIGEST)
     table.join(A, hello=attrs.evolve(holding(A, 0), undecided=(held,)))
-    assert [c.round for c in table.hear(A, Welcome).committed] == [order.round]
+    assert [c.round for c in table.hear(A, m.Welcome).committed] == [order.round]
     table.applied(order, A)
     table.wait(100.0, A)
     assert not table.records(RunRewound)
-    assert table.hear(A, Open).version == 1
+    assert table.hear(A, m.Open).version == 1
 
 
 def test_if_it_does_not_have_the_newest_version_the_run_goes_back() -> None:
@@ -394,14 +381,14 @@ def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
     assert not table.records(RunRewound)
 
 
-def on_disk(peer: str, *heads: FragmentHead, holds: FragmentHead | None = None) -> Hello:
+def on_disk(peer: str, *heads: m.FragmentHead, holds: m.FragmentHead | None = None) -> m.Hello:
     """Return the ``Hello`` of a peer whose state the run never had, with older states in its
     checkpoints.
     """
     hello = hello_of(
         peer, heads=[holds or head_of(0, 1, b"?" * 32)], lineage=LINEAGE, incarnation=2
     )
-    return attrs.evolve(hello, kept=tuple(KeptState((head,)) for head in heads))
+    return attrs.evolve(hello, kept=tuple(m.KeptState((head,)) for head in heads))
 
 
 def test_an_older_checkpoint_that_the_journal_knows_is_enough() -> None:
@@ -409,15 +396,15 @@ def test_an_older_checkpoint_that_the_journal_knows_is_enough() -> None:
     table.join(B, hello=on_disk(B, head_of(0, 0, b"!" * 32), head_of(0, 0)))
     table.wait(61.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
-    order = table.hear(B, SyncFragment)
+    order = table.hear(B, m.SyncFragment)
     assert (order.head, order.donors, order.replaces_newer) == (head_of(0, 0), (), True)
     assert table.why(B) == "fetching 1 fragments from its disk"
     table.join(C)
-    table.hears_no(C, SyncFragment)
-    table.say(B, Synced(head_of(0, 0), 0))
-    assert table.hear(C, SyncFragment).donors == (B,)
-    table.say(C, Synced(head_of(0, 0), 100))
-    assert table.hear(B, Open).version == 0
+    table.hears_no(C, m.SyncFragment)
+    table.say(B, m.Synced(head_of(0, 0), 0))
+    assert table.hear(C, m.SyncFragment).donors == (B,)
+    table.say(C, m.Synced(head_of(0, 0), 100))
+    assert table.hear(B, m.Open).version == 0
 
 
 def test_a_checkpoint_that_turns_out_damaged_is_not_asked_for_again() -> None:
@@ -425,13 +412,13 @@ def test_a_checkpoint_that_turns_out_damaged_is_not_asked_for_again() -> None:
     table.join(B, hello=on_disk(B, head_of(0, 0)))
     table.join(C, hello=on_disk(C, head_of(0, 0)))
     table.wait(61.0, B, C)
-    table.hear(B, SyncFragment)
-    table.hear(C, SyncFragment)
+    table.hear(B, m.SyncFragment)
+    table.hear(C, m.SyncFragment)
     table.forget()
-    table.say(B, SyncFailed(0, 0, (), "it is damaged"))
-    table.hears_no(B, SyncFragment)
-    table.say(C, Synced(head_of(0, 0), 0))
-    assert table.hear(B, SyncFragment).donors == (C,)
+    table.say(B, m.SyncFailed(0, 0, (), "it is damaged"))
+    table.hears_no(B, m.SyncFragment)
+    table.say(C, m.Synced(head_of(0, 0), 0))
+    assert table.hear(B, m.SyncFragment).donors == (C,)
 
 
 def test_a_checkpoint_of_another_lineage_is_none() -> None:
@@ -460,7 +447,7 @@ def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
     assert not table.records(RunRewound), "C may hold it"
     table.wait(60.0, A, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 1),)]
-    assert table.hear(A, Open).version == 1
+    assert table.hear(A, m.Open).version == 1
 
 
 def test_what_lies_beyond_a_journal_that_is_behind_goes_before_what_is_older() -> None:
@@ -486,7 +473,7 @@ def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
     table.join(D)
     table.join(E, SPARE)
     for peer in (D, E):
-        table.hears_no(peer, SyncFragment)
+        table.hears_no(peer, m.SyncFragment)
         assert table.why(peer) == "waiting: all places and spares are taken"
     order = table.reduce(A, B)
     assert order.receivers == (A, B, C), "who waits gets no results either"
@@ -495,17 +482,17 @@ def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
     table.forget()
     table.leave(B)
     assert table.roles()["c"] == "contributor*", "in sync: nothing is fetched"
-    table.hears_no(C, SyncFragment)
-    table.hear(D, SyncFragment)
-    table.hears_no(E, SyncFragment)
+    table.hears_no(C, m.SyncFragment)
+    table.hear(D, m.SyncFragment)
+    table.hears_no(E, m.SyncFragment)
 
 
 def test_without_spares_only_who_gets_a_place_is_synced() -> None:
     table = Table("[membership]\ncontributors = 2\nspares = 0\n")
     table.found(A)
     table.join(B)
-    table.hear(B, SyncFragment)
+    table.hear(B, m.SyncFragment)
     table.join(C)
-    table.hears_no(C, SyncFragment)
+    table.hears_no(C, m.SyncFragment)
     table.leave(B)
-    table.hear(C, SyncFragment)
+    table.hear(C, m.SyncFragment)

@@ -7,16 +7,7 @@ import pytest
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RootKnown, RoundCommitted
 from holdfast.membership.master.state.voting_blocs import Election, elect, line_of
-from holdfast.protocol.messages import (
-    Abort,
-    Applied,
-    ReduceFailed,
-    Role,
-    SupplyWeights,
-    SyncFragment,
-    TrainerAttached,
-    TrainerLost,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import (
     DIGEST,
     LAYOUT,
@@ -45,7 +36,7 @@ def seven() -> Table:
     for peer in (B, C, *SYBILS):
         invite = THEIRS if peer in SYBILS else OURS
         host = HOSTS.get(peer, "203.0.113.9")
-        table.join(peer, Grant(Role.CONTRIBUTOR, invite=invite), hello_of(peer), host)
+        table.join(peer, Grant(m.Role.CONTRIBUTOR, invite=invite), hello_of(peer), host)
         table.sync(peer)
     table.forget()
     return table
@@ -66,12 +57,12 @@ def test_four_of_one_invite_and_line_do_not_replace_everybodys_weights() -> None
     order = table.reduce(A, B, C, *SYBILS)
     table.reduced(order, A, B, C, *SYBILS)
     for peer in SYBILS:
-        table.say(peer, Applied(order.round, head_of(0, 1, b"W" * 32)))
+        table.say(peer, m.Applied(order.round, head_of(0, 1, b"W" * 32)))
     table.applied(order, A, B, C)
     heads = [record.head for record in table.records(RootKnown)]
     assert heads[-1] == head_of(0, 1)
     for peer in (A, B, C):
-        table.hears_no(peer, SyncFragment)
+        table.hears_no(peer, m.SyncFragment)
 
 
 def test_two_of_one_invite_and_line_do_not_get_an_update_refused() -> None:
@@ -79,10 +70,10 @@ def test_two_of_one_invite_and_line_do_not_get_an_update_refused() -> None:
     order = table.reduce(A, B, C, *SYBILS)
     table.forget()
     for peer in (D, E):
-        table.say(peer, ReduceFailed(order.round, 1, (A,), True, "not finite"))
-    table.hears_no(B, Abort)
+        table.say(peer, m.ReduceFailed(order.round, 1, (A,), True, "not finite"))
+    table.hears_no(B, m.Abort)
     assert A not in table.master.scheduler.rounds[order.round].distrust.refused
-    table.say(B, ReduceFailed(order.round, 1, (A,), True, "not finite"))
+    table.say(B, m.ReduceFailed(order.round, 1, (A,), True, "not finite"))
     assert A in table.master.scheduler.rounds[order.round].distrust.refused
 
 
@@ -117,27 +108,27 @@ def test_an_address_or_a_prefix_of_ipv6_is_one_line() -> None:
 
 
 def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
-    grant = Grant(Role.CONTRIBUTOR, founder=True, invite=OURS)
+    grant = Grant(m.Role.CONTRIBUTOR, founder=True, invite=OURS)
     table = Table()
     table.join(A, grant, hello_of(A, layout=None))
     table.join(B, grant)
-    table.hears_no(B, SupplyWeights)
+    table.hears_no(B, m.SupplyWeights)
     assert "waiting for the trainer of a (aaaaaaaa)" in describe(table.master, 0.0)["why_waiting"]
-    table.say(A, TrainerAttached(LAYOUT))
-    table.hear(A, SupplyWeights)
-    table.say(A, TrainerLost("crash"))
-    table.hears_no(B, SupplyWeights)
+    table.say(A, m.TrainerAttached(LAYOUT))
+    table.hear(A, m.SupplyWeights)
+    table.say(A, m.TrainerLost("crash"))
+    table.hears_no(B, m.SupplyWeights)
     table.leave(A)  # who is gone stands in nobody's way
-    table.hear(B, SupplyWeights)
+    table.hear(B, m.SupplyWeights)
 
 
 def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> None:
     table = Table()
     table.found(A)
-    table.join(B, Grant(Role.CONTRIBUTOR, invite=OURS))
+    table.join(B, Grant(m.Role.CONTRIBUTOR, invite=OURS))
     table.sync(B)
     assert describe(table.master, 0.0)["warnings"] == []  # one machine by one invite
-    table.join(C, Grant(Role.CONTRIBUTOR, invite=OURS))
+    table.join(C, Grant(m.Role.CONTRIBUTOR, invite=OURS))
     table.sync(C)
     (warning,) = describe(table.master, 0.0)["warnings"]
     assert f"2 contributors came by one invite ({OURS})" in warning
@@ -148,9 +139,9 @@ def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> No
 def test_an_invite_by_which_all_came_is_no_cause_for_a_warning() -> None:
     """The first run of a newcomer: the invite that the master printed, for each machine."""
     table = Table()
-    table.found(A, grant=Grant(Role.CONTRIBUTOR, founder=True, invite=OURS))
+    table.found(A, grant=Grant(m.Role.CONTRIBUTOR, founder=True, invite=OURS))
     for peer in (B, C):
-        table.join(peer, Grant(Role.CONTRIBUTOR, invite=OURS))
+        table.join(peer, Grant(m.Role.CONTRIBUTOR, invite=OURS))
         table.sync(peer)
     assert len(describe(table.master, 0.0)["members"]) == 3
     assert describe(table.master, 0.0)["warnings"] == []
@@ -160,5 +151,5 @@ def test_a_known_root_is_not_voted_on() -> None:
     table = seven()
     order = table.commit(A, B, C, *SYBILS)
     for peer in SYBILS:
-        table.say(peer, Applied(order.round, head_of(0, 1, b"W" * 32)))
+        table.say(peer, m.Applied(order.round, head_of(0, 1, b"W" * 32)))
     assert table.records(RootKnown)[-1].head == head_of(0, 1)

@@ -123,6 +123,15 @@ def test_the_rooms_are_listed() -> None:
     assert told == {init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")}
 
 
+def test_the_core_map_names_files_that_exist_and_about_their_lines() -> None:
+    text = (ROOT / "docs" / "design" / "core-map.md").read_text()
+    told = {row[0].strip("`"): int(row[1]) for row in rows(text) if row[1].isdecimal()}
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in told}
+    (total,) = re.findall(r"about ([\d,]+) lines", text)
+    for stated in (int(total.replace(",", "")), sum(told.values())):
+        assert abs(stated - sum(lines.values())) <= 0.1 * stated
+
+
 # ---------------------------------------------------------------- all of them
 
 

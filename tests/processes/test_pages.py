@@ -99,7 +99,7 @@ def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
     shell.run(init)
     toml = fleet.folder / "my-run" / "run.toml"
     text = toml.read_text()
-    for key, value in {"rounds": 0, "sync_every": 50, "min_members": 2}.items():
+    for key, value in {"rounds": 0, "sync_every": 10, "min_members": 2}.items():
         text = re.sub(rf"^{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
     toml.write_text(text)
     shell.begin()

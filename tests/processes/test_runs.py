@@ -71,8 +71,12 @@ def old_machine() -> dict[str, str]:
     }
 
 
+# What fp32 computes beside int8 is in int8, too: means, outer step, digests.
+CODECS = ["int8", pytest.param("fp32", marks=pytest.mark.nightly)]
+
+
 @pytest.mark.fault("unlike processors", "digests would differ", "they do not")
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> None:
     names = "abc"
     toml = spec(rounds=8, sync_every=5, min_members=3, codec=codec)

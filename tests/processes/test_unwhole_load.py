@@ -17,19 +17,8 @@ from safetensors.numpy import load_file
 
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.membership.spec.spec import DilocoTable
+from holdfast.protocol import messages as m
 from holdfast.protocol.arena import STEP_SLOT
-from holdfast.protocol.messages import (
-    ArenaOpened,
-    Finished,
-    InitialPosted,
-    Load,
-    Metrics,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    RoundEnded,
-    RoundOpened,
-)
 from tests.daemon.test_bridge import folder, serving
 from tests.processes.harness import environment
 
@@ -70,18 +59,18 @@ async def test_a_load_that_fails_in_one_rank_is_made_good_by_the_next_one(
                 with trio.fail_after(HANGS_S):
                     while not events.seen:
                         await trio.sleep(0.01)
-                layout = await events.until(ModelLayout)
+                layout = await events.until(m.ModelLayout)
                 diloco = DilocoTable()
                 fragments = fragments_of(layout, diloco)
                 sizes = sizes_of(fragments)
                 shared, posted = bridge.open_arenas(sizes)
                 tensors = tuple(fragment.tensors for fragment in fragments)
-                bridge.tell(ArenaOpened(tensors, sizes, 0))
-                bridge.tell(PostInitial())
-                await events.until(InitialPosted)
+                bridge.tell(m.ArenaOpened(tensors, sizes, 0))
+                bridge.tell(m.PostInitial())
+                await events.until(m.InitialPosted)
                 with shared.writing(0, 0):
                     shared.values(0)[:] = posted.values(0)
-                bridge.tell(Load(0, MANY, False))
+                bridge.tell(m.Load(0, MANY, False))
 
                 def steps() -> list[int]:
                     return [int(posted.rank_slots(rank)[STEP_SLOT]) for rank in (0, 1)]
@@ -90,24 +79,24 @@ async def test_a_load_that_fails_in_one_rank_is_made_good_by_the_next_one(
                 gate.touch()
                 with shared.writing(0, 1):
                     shared.values(0)[:] = 1.0
-                bridge.tell(Load(50, MANY, False))
+                bridge.tell(m.Load(50, MANY, False))
                 await until(
-                    lambda: any(isinstance(e, Metrics) and e.step >= 50 for e in events.seen)
+                    lambda: any(isinstance(e, m.Metrics) and e.step >= 50 for e in events.seen)
                 )
                 with suppress(Spoilt), shared.writing(0, 2):
                     raise Spoilt
                 gate.unlink()
                 before = min(steps())
                 await until(lambda: min(steps()) > before + 3)  # they train on
-                bridge.tell(RoundOpened(7, 0, 1, 0, MANY))
-                found = await events.until(Posted)
+                bridge.tell(m.RoundOpened(7, 0, 1, 0, MANY))
+                found = await events.until(m.Posted)
                 assert (found.round, found.version) == (7, 0), "which no peer counts as version 1"
-                bridge.tell(RoundEnded(7, 0, False, False, 1, 0, MANY))
+                bridge.tell(m.RoundEnded(7, 0, False, False, 1, 0, MANY))
                 with shared.writing(0, 3):
                     shared.values(0)[:] = np.arange(sizes[0].value_count)
-                bridge.tell(Load(1_000, 1_000, False))
+                bridge.tell(m.Load(1_000, 1_000, False))
                 await until(lambda: steps() == [1_000, 1_000])
-                bridge.tell(Finished())
+                bridge.tell(m.Finished())
                 await until(lambda: launcher.poll() is not None)
                 assert launcher.returncode == 0
             finally:

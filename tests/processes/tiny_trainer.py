@@ -23,6 +23,7 @@ from holdfast.client.boundary import BoundaryMachine
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.diloco.fragments import BUFFER, COUNTER, PARAMETER
 from holdfast.diloco.merge import merged
+from holdfast.protocol import messages as m
 from holdfast.protocol.arena import (
     FOUNDING_VERSION,
     STEP_SLOT,
@@ -31,26 +32,6 @@ from holdfast.protocol.arena import (
     Arena,
     NotWholeError,
     map_arena,
-)
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    ExtendStepLimit,
-    Finished,
-    InitialPosted,
-    KeepState,
-    Load,
-    Message,
-    Metrics,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    Rejected,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-    TensorSpec,
-    TrainerHello,
 )
 
 INPUTS = 8
@@ -63,21 +44,21 @@ INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 WAITED, STEPPED = 0, 1  # indices into ``Arena.seconds``
 
 
-def make_layout(width: int, every_kind: bool) -> ModelLayout:
+def make_layout(width: int, every_kind: bool) -> m.ModelLayout:
     """A model of two linear layers; with ``every_kind`` also tensors of every other type."""
     tensors = [
-        TensorSpec("0.weight", (width, INPUTS), "float32", PARAMETER),
-        TensorSpec("0.bias", (width,), "float32", PARAMETER),
-        TensorSpec("2.weight", (1, width), "float32", PARAMETER),
-        TensorSpec("2.bias", (1,), "float32", PARAMETER),
+        m.TensorSpec("0.weight", (width, INPUTS), "float32", PARAMETER),
+        m.TensorSpec("0.bias", (width,), "float32", PARAMETER),
+        m.TensorSpec("2.weight", (1, width), "float32", PARAMETER),
+        m.TensorSpec("2.bias", (1,), "float32", PARAMETER),
     ]
     if every_kind:
         for dtype in FLOATS:
-            tensors.append(TensorSpec(f"{dtype}s", (3,), dtype, PARAMETER))
-            tensors.append(TensorSpec(f"{dtype}_mean", (), dtype, BUFFER))
-        tensors += [TensorSpec(f"{dtype}s", (2, 1), dtype, COUNTER) for dtype in INTEGERS]
-        tensors.append(TensorSpec("nothing", (0, 4), "float32", PARAMETER))
-    return ModelLayout(tuple(tensors))
+            tensors.append(m.TensorSpec(f"{dtype}s", (3,), dtype, PARAMETER))
+            tensors.append(m.TensorSpec(f"{dtype}_mean", (), dtype, BUFFER))
+        tensors += [m.TensorSpec(f"{dtype}s", (2, 1), dtype, COUNTER) for dtype in INTEGERS]
+        tensors.append(m.TensorSpec("nothing", (0, 4), "float32", PARAMETER))
+    return m.ModelLayout(tuple(tensors))
 
 
 class Fragment:
@@ -137,13 +118,13 @@ class Fragment:
 class TinyRun:
     """A trainer's part in the run; does for ``Fragment`` what ``hook.Run`` does for a model."""
 
-    def __init__(self, layout: ModelLayout) -> None:
+    def __init__(self, layout: m.ModelLayout) -> None:
         self.machine = BoundaryMachine()
         self.fragments: list[Fragment] = []
         self._overlap_steps = 0
         self._posted: Arena | None = None
         self._connection = DaemonConnection.open(os.environ["HOLDFAST_SOCKET"])
-        self._connection.send(TrainerHello(VERSION_MAX, os.getpid(), layout))
+        self._connection.send(m.TrainerHello(m.VERSION_MAX, os.getpid(), layout))
         while not self.machine.loaded:
             self._handle(self._connection.receive())
         self._left_at_s = time.monotonic()
@@ -176,7 +157,7 @@ class TinyRun:
         self._left_at_s = time.monotonic()
 
     def log(self, **figures: float) -> None:
-        self._connection.send(Metrics(self.machine.step, figures))
+        self._connection.send(m.Metrics(self.machine.step, figures))
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -197,48 +178,48 @@ class TinyRun:
         self._connection.send(self.announce(number, fragment.version))
         return True
 
-    def announce(self, number: int, version: int) -> Posted:
+    def announce(self, number: int, version: int) -> m.Posted:
         """Return what the daemon is told of a posted fragment."""
         return self.machine.announce_post(number, version, self._step_s)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: m.Message) -> None:
         try:
             self._obey(message)
         except NotWholeError:
             self.machine.loaded = False  # ``Load`` comes when the fragment is whole
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: m.Message) -> None:
         machine = self.machine
         match message:
-            case ArenaOpened():
+            case m.ArenaOpened():
                 self._open_arenas(message)
-            case PostInitial():
+            case m.PostInitial():
                 for fragment in self.fragments:
                     fragment.post_present()
-                self._connection.send(InitialPosted())
-            case Load():
+                self._connection.send(m.InitialPosted())
+            case m.Load():
                 machine.move_to(message.step, message.step_limit)
                 self._load()
                 machine.finished = message.finished
-            case RoundOpened():
+            case m.RoundOpened():
                 machine.open_round(message)
-            case RoundEnded():
+            case m.RoundEnded():
                 self._end_round(message)
-            case SetRole():
+            case m.SetRole():
                 machine.contributing = message.contributing
-            case ExtendStepLimit():
+            case m.ExtendStepLimit():
                 machine.extend_limit(message.step_limit)
-            case Finished():
+            case m.Finished():
                 self._load()
                 machine.finished = True
-            case KeepState():
+            case m.KeepState():
                 pass  # it has no optimizer
-            case Rejected():
+            case m.Rejected():
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
             case _:
                 raise AssertionError(f"the daemon sent a {type(message).__name__}")
 
-    def _open_arenas(self, message: ArenaOpened) -> None:
+    def _open_arenas(self, message: m.ArenaOpened) -> None:
         files = self._connection.take_descriptors()
         shared, self._posted = (map_arena(each, message.sizes) for each in files)
         for file in files:
@@ -253,7 +234,7 @@ class TinyRun:
     def make_fragment(self, index: int, shared: Arena, posted: Arena) -> Fragment:
         return Fragment(index, shared, posted)
 
-    def _end_round(self, message: RoundEnded) -> None:
+    def _end_round(self, message: m.RoundEnded) -> None:
         contributed = self.machine.end_round(message).contributed
         if not message.committed:
             return

@@ -71,7 +71,7 @@ def test_memory_never_written_holds_nothing_whole() -> None:
 
 @pytest.mark.slow
 def test_a_reader_waits_for_its_writer_however_long_that_writes() -> None:
-    arena, look_s, looks_s = memory_arena(), 0.001, [0.0]
+    arena, look_s, looks_s = memory_arena(), 0.02, [0.0]
     with arena.writing(0, 6):
         arena.values(0)[:] = 1.0
     writing = arena.writing(0, 7)

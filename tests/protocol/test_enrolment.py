@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from holdfast.protocol import enrolment
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.enrolment import (
@@ -26,20 +27,6 @@ from holdfast.protocol.enrolment import (
     enrol,
 )
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    CheckRequest,
-    EnrolAuthority,
-    EnrolHello,
-    Enrolled,
-    EnrolRequest,
-    Heartbeat,
-    Message,
-    RefusalCode,
-    Refused,
-    Role,
-)
 from holdfast.protocol.network import sockets
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -73,15 +60,15 @@ class Desk:
         credentials = admitted(self.authority, self.directory, party, now=now)
         return SocketNetwork(credentials, newcomers=True, greeting_s=NO_LIMIT_S)
 
-    async def admit(self, request: EnrolRequest, peer: str) -> None:
+    async def admit(self, request: m.EnrolRequest, peer: str) -> None:
         self.tokens_seen.append(request.token)
         if request.token != TOKEN:
-            raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
+            raise Refusal(m.RefusalCode.TOKEN, "this invite was withdrawn")
         if self.disk_is_full:
             raise OSError("the disk is full")
         self.admissions.append((peer, request.name))
 
-    async def check(self, messages: MessageStream, request: CheckRequest) -> None:
+    async def check(self, messages: MessageStream, request: m.CheckRequest) -> None:
         raise AssertionError("no newcomer asks for a check here")
 
     def known(self, peer: str) -> bool:
@@ -99,7 +86,7 @@ class Desk:
             addresses,
             self.authority.fingerprint,
             token,
-            Role.SPARE,
+            m.Role.SPARE,
             2_000_000_000,
         )
 
@@ -170,7 +157,7 @@ async def test_a_refused_token_says_why(desk: Desk) -> None:
     async with serving(desk) as address:
         with pytest.raises(EvictedError, match="this invite was withdrawn") as raised:
             await enrol(desk.invite(address, token="an old one"), Identity.generate(), "x")
-        assert raised.value.code == RefusalCode.TOKEN.value
+        assert raised.value.code == m.RefusalCode.TOKEN.value
         assert desk.admissions == []
 
 
@@ -241,7 +228,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
     monkeypatch.setattr(enrolment, "ENROL_S", NO_LIMIT_S)
     context = anybody()
     async with serving(desk) as address:
-        for attempt in (Heartbeat(1), EnrolRequest(TOKEN, b"", "x"), None):
+        for attempt in (m.Heartbeat(1), m.EnrolRequest(TOKEN, b"", "x"), None):
             tcp = await trio.open_tcp_stream(address.host, address.port)
             tls = trio.SSLStream(tcp, context)
             messages = MessageStream(tls)
@@ -261,12 +248,12 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
 # ---------------------------------------------------------------- the conversation alone
 
 
-async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) -> list[Message]:
+async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) -> list[m.Message]:
     """Play the newcomer on the virtual network, and return the master's answer."""
     world = MemoryWorld(random.Random(0))
     master = world.host("master", "a" * 32, Party.MASTER)
     newcomer = world.host("newcomer", "", Party.NEWCOMER)
-    heard: list[Message] = []
+    heard: list[m.Message] = []
     async with background() as nursery:
         await nursery.start(master.serve, [Address("master", 1)], desk.on_channel, None)
         channel = await newcomer.dial(Address("master", 1), party=Party.MASTER)
@@ -282,12 +269,12 @@ async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) 
 
 async def test_a_master_tells_a_newcomer_of_another_version(desk: Desk) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(VERSION_MAX + 1, VERSION_MAX + 2))
+        await messages.send(m.EnrolHello(m.VERSION_MAX + 1, m.VERSION_MAX + 2))
 
     (refused,) = await converse(desk, say)
-    assert isinstance(refused, Refused)
-    assert refused.code is RefusalCode.VERSION
-    assert f"you speak {VERSION_MAX + 1}" in refused.reason
+    assert isinstance(refused, m.Refused)
+    assert refused.code is m.RefusalCode.VERSION
+    assert f"you speak {m.VERSION_MAX + 1}" in refused.reason
 
 
 def request_of_another_version() -> bytes:
@@ -302,37 +289,37 @@ def request_of_another_version() -> bytes:
 @pytest.mark.parametrize("request_pem", [b"junk", request_of_another_version()])
 async def test_a_bad_request_does_not_use_up_the_token(desk: Desk, request_pem: bytes) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-        await messages.send(EnrolRequest(TOKEN, request_pem, "x"))
+        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
+        await messages.send(m.EnrolRequest(TOKEN, request_pem, "x"))
 
     (served,) = await converse(desk, say)
-    assert isinstance(served, EnrolAuthority)
+    assert isinstance(served, m.EnrolAuthority)
     assert desk.tokens_seen == []
 
 
 async def test_who_falls_silent_is_not_waited_for(desk: Desk) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
+        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
 
     (served,) = await converse(desk, say)
-    assert isinstance(served, EnrolAuthority)
+    assert isinstance(served, m.EnrolAuthority)
     assert 10 < trio.current_time() < 60
 
 
 async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> None:
     async def say(messages: MessageStream) -> None:
-        await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
+        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
         newcomer = Identity.generate()
-        await messages.send(EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
+        await messages.send(m.EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
 
     _, enrolled = await converse(desk, say)
-    assert isinstance(enrolled, Enrolled)
+    assert isinstance(enrolled, m.Enrolled)
     desk.disk_is_full = True
     heard = await converse(desk, say)
-    assert [type(message) for message in heard] == [EnrolAuthority]
+    assert [type(message) for message in heard] == [m.EnrolAuthority]
 
 
-async def ask(desk: Desk, answers: list[Message], leaf_der: bytes | None = None) -> None:
+async def ask(desk: Desk, answers: list[m.Message], leaf_der: bytes | None = None) -> None:
     """Play the master on the virtual network, to a newcomer that believes its TLS."""
     world = MemoryWorld(random.Random(0))
     master = world.host("master", "a" * 32, Party.MASTER)
@@ -366,21 +353,21 @@ async def ask(desk: Desk, answers: list[Message], leaf_der: bytes | None = None)
 
 async def test_a_newcomer_checks_what_it_gets(desk: Desk, tmp_path: Path) -> None:
     authority = desk.authority
-    served = EnrolAuthority("demo", authority.certificate_pem)
+    served = m.EnrolAuthority("demo", authority.certificate_pem)
     theirs = authority.issue(Identity.generate().request_pem(""), "", Party.PEER)
     with pytest.raises(RemoteProtocolError, match="certificate of another peer"):
-        await ask(desk, [served, Enrolled(theirs)])
+        await ask(desk, [served, m.Enrolled(theirs)])
     foreign = Authority.load_or_create(tmp_path / "foreign", "demo")
     pem = foreign.issue(Identity.generate().request_pem(""), "", Party.PEER)
     with pytest.raises(RemoteProtocolError, match="did not sign"):
-        await ask(desk, [served, Enrolled(pem)])
+        await ask(desk, [served, m.Enrolled(pem)])
     with pytest.raises(RemoteProtocolError, match="not a certificate"):
-        await ask(desk, [served, Enrolled(b"junk")])
+        await ask(desk, [served, m.Enrolled(b"junk")])
     with pytest.raises(RemoteProtocolError, match="Heartbeat instead of"):
-        await ask(desk, [Heartbeat(1)])
+        await ask(desk, [m.Heartbeat(1)])
     with pytest.raises(RemoteProtocolError, match="not the master"):
-        await ask(desk, [EnrolAuthority("another", authority.certificate_pem)])
+        await ask(desk, [m.EnrolAuthority("another", authority.certificate_pem)])
     with pytest.raises(RemoteProtocolError, match="showed no certificate"):
         await ask(desk, [served], b"")
     with pytest.raises(EvictedError, match="go away"):
-        await ask(desk, [Refused(RefusalCode.FULL, "go away")])
+        await ask(desk, [m.Refused(m.RefusalCode.FULL, "go away")])

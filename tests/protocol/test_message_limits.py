@@ -12,22 +12,10 @@ import msgpack
 import pytest
 
 from holdfast.protocol import message_limits, messages, wire
+from holdfast.protocol import messages as m
 from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.message_limits import ITEMS_MAX, PATTERN_CHARS_MAX
-from holdfast.protocol.messages import (
-    MEMBERS_MAX,
-    TENSORS_MAX,
-    TEXT_CHARS_MAX,
-    Heartbeat,
-    LinkLoad,
-    Measured,
-    ModelLayout,
-    Notice,
-    Refused,
-    TensorSpec,
-    TrainerAttached,
-)
 
 STRANGERS_BYTES = NEWCOMER.frame_bytes_max
 
@@ -44,22 +32,24 @@ def nested(name: str, size_bytes: int) -> bytes:
 
 def test_limits_are_those_of_the_validators() -> None:
     of = wire.LIMITS
-    assert (of[Heartbeat].array, of[Heartbeat].items) == (0, 2 * 4)
-    assert of[Heartbeat].frame_bytes < 200
-    assert of[Measured].array == MEMBERS_MAX
-    fields, unknown = 2 * 6 + MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * MEMBERS_MAX
-    assert of[Measured].items == fields + unknown
-    assert of[TrainerAttached].array == TENSORS_MAX
-    assert of[TrainerAttached].items == ITEMS_MAX
-    assert 4 * TEXT_CHARS_MAX < of[Notice].frame_bytes < 5 * TEXT_CHARS_MAX
+    assert (of[m.Heartbeat].array, of[m.Heartbeat].items) == (0, 2 * 4)
+    assert of[m.Heartbeat].frame_bytes < 200
+    assert of[m.Measured].array == m.MEMBERS_MAX
+    fields, unknown = 2 * 6 + m.MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * m.MEMBERS_MAX
+    assert of[m.Measured].items == fields + unknown
+    assert of[m.TrainerAttached].array == m.TENSORS_MAX
+    assert of[m.TrainerAttached].items == ITEMS_MAX
+    assert 4 * m.TEXT_CHARS_MAX < of[m.Notice].frame_bytes < 5 * m.TEXT_CHARS_MAX
     assert all(of[each].frame_bytes <= STRANGERS_BYTES for each in NEWCOMER.types or ())
 
 
 def test_the_largest_of_a_type_is_within_its_limits() -> None:
     peer, count = "f" * 32, 2**63 - 1
-    largest = Measured(count, 1.5, count, 1.5, (LinkLoad(peer, count, 1.5, 1.5),) * MEMBERS_MAX)
+    largest = m.Measured(
+        count, 1.5, count, 1.5, (m.LinkLoad(peer, count, 1.5, 1.5),) * m.MEMBERS_MAX
+    )
     assert wire.decode(wire.encode(largest)) == largest
-    for message in (Notice("\U0001f600" * TEXT_CHARS_MAX), Heartbeat(count, count)):
+    for message in (m.Notice("\U0001f600" * m.TEXT_CHARS_MAX), m.Heartbeat(count, count)):
         assert wire.decode(wire.encode(message)) == message
 
 
@@ -96,7 +86,7 @@ def test_what_a_type_is_is_known_before_anything_is_built(monkeypatch: pytest.Mo
         nested("EnrolHello", STRANGERS_BYTES),  # longer than any of its type
         nested("Heartbeat", 1_000),
         nested("Nonsense", STRANGERS_BYTES),
-        wire.encode(Refused(messages.RefusalCode.FULL, "a type that may not come")),
+        wire.encode(m.Refused(messages.RefusalCode.FULL, "a type that may not come")),
     ):
         with pytest.raises(RemoteProtocolError):
             wire.decode(frame, NEWCOMER.types)
@@ -121,8 +111,10 @@ def test_a_frame_made_to_waste_memory_wastes_little(name: str) -> None:
 @pytest.mark.fault("a frame is made to waste time or memory")
 def test_items_are_counted_while_they_are_built() -> None:
     """16 MiB of empty maps would take a gigabyte."""
-    rows = TENSORS_MAX // 4 * b"\x80"
-    frame = wire.encode(TrainerAttached(ModelLayout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
+    rows = m.TENSORS_MAX // 4 * b"\x80"
+    frame = (
+        wire.encode(m.TrainerAttached(m.ModelLayout(())))[:17] + b"\x81\xa6layout\x81\xa7tensors"
+    )
     frame += array(1_000) + 1_000 * (array(len(rows)) + rows)
     assert len(frame) <= message_limits.FRAME_BYTES_MAX
     with pytest.raises(RemoteProtocolError, match=f"more than {ITEMS_MAX} items"):
@@ -132,18 +124,18 @@ def test_items_are_counted_while_they_are_built() -> None:
 def test_a_field_at_fault_is_found_without_building_all_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tensor = TensorSpec("a", (2,), "float32", "parameter")
-    plain = wire.to_plain(TrainerAttached(ModelLayout((tensor,) * 1_000)))
+    tensor = m.TensorSpec("a", (2,), "float32", "parameter")
+    plain = wire.to_plain(m.TrainerAttached(m.ModelLayout((tensor,) * 1_000)))
     plain["layout"]["tensors"][-1] = wire.to_plain(tensor) | {"kind": "none", "shape": [2]}
     built = 0
-    init = TensorSpec.__init__
+    init = m.TensorSpec.__init__
 
-    def count(self: TensorSpec, *args: Any, **fields: Any) -> None:
+    def count(self: m.TensorSpec, *args: Any, **fields: Any) -> None:
         nonlocal built
         built += 1
         init(self, *args, **fields)
 
-    monkeypatch.setattr(TensorSpec, "__init__", count)
+    monkeypatch.setattr(m.TensorSpec, "__init__", count)
     with pytest.raises(RemoteProtocolError, match=r"layout\.tensors\[999\].*'kind' must match"):
         wire.decode(msgpack.packb(["TrainerAttached", plain]))
     assert built == 1_000

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from holdfast.protocol import message_quota
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.message_quota import (
     BYTES_MAX,
@@ -18,14 +19,6 @@ from holdfast.protocol.message_quota import (
     MESSAGE_ITEMS,
     Quota,
     Quotas,
-)
-from holdfast.protocol.messages import (
-    BlocksRequest,
-    Heartbeat,
-    ModelLayout,
-    Notice,
-    TensorSpec,
-    TrainerAttached,
 )
 from holdfast.protocol.network.stream import MessageStream
 
@@ -70,13 +63,13 @@ async def test_who_floods_is_heard_at_the_rate_that_there_is(
     hearing = MessageStream(ours, quota=Quota(trio.current_time(), 1_000.0, 5_000.0))
     speaking = MessageStream(theirs)
     for number in range(500):  # as an honest one does, for long
-        await speaking.send(Heartbeat(number))
-        assert await hearing.receive() == Heartbeat(number)
+        await speaking.send(m.Heartbeat(number))
+        assert await hearing.receive() == m.Heartbeat(number)
         await trio.sleep(1.0)
     assert not hearing.slowed
     began_s = trio.current_time()
     for _ in range(100):
-        await speaking.send(Notice("flood"))
+        await speaking.send(m.Notice("flood"))
     for _ in range(100):
         await hearing.receive()
     assert hearing.slowed
@@ -88,8 +81,8 @@ async def test_a_message_counts_by_its_items() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     left = Quota(trio.current_time())
     hearing = MessageStream(ours, quota=left)
-    tensor = TensorSpec("x" * 100, (2, 3), "float32", "parameter")
-    await MessageStream(theirs).send(TrainerAttached(ModelLayout((tensor,) * 5_000)))
+    tensor = m.TensorSpec("x" * 100, (2, 3), "float32", "parameter")
+    await MessageStream(theirs).send(m.TrainerAttached(m.ModelLayout((tensor,) * 5_000)))
     await hearing.receive()
     assert ITEMS_AT_ONCE - left._items == 5_000 * (1 + 2 * 5 + 2) + 4 + 2 + MESSAGE_ITEMS
 
@@ -98,7 +91,7 @@ async def test_a_short_one_counts_by_its_bytes_for_half_of_what_it_could_have() 
     ours, theirs = trio.testing.memory_stream_pair()
     left = Quota(trio.current_time())
     hearing = MessageStream(ours, quota=left)
-    await MessageStream(theirs).send(BlocksRequest(0, 0, 0, (0,) * 60_000))
+    await MessageStream(theirs).send(m.BlocksRequest(0, 0, 0, (0,) * 60_000))
     await hearing.receive()
     assert 0 <= ITEMS_AT_ONCE - left._items - MESSAGE_ITEMS - 60_000 / 2 < 50
 

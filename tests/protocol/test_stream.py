@@ -10,17 +10,9 @@ import trio.testing
 from attrs import evolve
 
 from holdfast.protocol import connection_phases, message_limits, wire
+from holdfast.protocol import messages as m
 from holdfast.protocol.connection_phases import ConnectionPhase
 from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.messages import (
-    Heartbeat,
-    Message,
-    ModelLayout,
-    Notice,
-    RefusalCode,
-    Refused,
-    TrainerAttached,
-)
 from holdfast.protocol.network.stream import MessageStream, run_handler
 
 
@@ -29,14 +21,14 @@ def one_message_end() -> tuple[MessageStream, trio.abc.Stream]:
     return MessageStream(near), far
 
 
-def framed(message: Message) -> bytes:
+def framed(message: m.Message) -> bytes:
     body = wire.encode(message)
     return struct.pack(">I", len(body)) + body
 
 
 async def test_messages_arrive_whole_and_in_order() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    sent = [Heartbeat(number) for number in range(50)]
+    sent = [m.Heartbeat(number) for number in range(50)]
     for message in sent:
         await near.send(message)
     assert [await far.receive() for _ in sent] == sent
@@ -50,33 +42,33 @@ async def test_a_message_may_come_byte_by_byte() -> None:
     near, far = one_message_end()
 
     async def trickle() -> None:
-        for byte in framed(Notice("slowly")) * 2:
+        for byte in framed(m.Notice("slowly")) * 2:
             await far.send_all(bytes([byte]))
             await trio.sleep(1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trickle)
-        assert await near.receive() == Notice("slowly")
-        assert await near.receive() == Notice("slowly")
+        assert await near.receive() == m.Notice("slowly")
+        assert await near.receive() == m.Notice("slowly")
 
 
 async def test_a_cancelled_receive_loses_nothing() -> None:
     near, far = one_message_end()
-    frame = framed(Notice("patience"))
+    frame = framed(m.Notice("patience"))
     for start in range(0, len(frame), 3):
         with trio.move_on_after(1) as scope:
             await near.receive()
         assert scope.cancelled_caught
         await far.send_all(frame[start : start + 3])
-    assert await near.receive() == Notice("patience")
+    assert await near.receive() == m.Notice("patience")
 
 
 async def test_many_tasks_may_send_at_once() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     async with trio.open_nursery() as nursery:
         for number in range(20):
-            nursery.start_soon(near.send, Heartbeat(number))
-        received = {(await far.receive_expected(Heartbeat)).sequence for _ in range(20)}
+            nursery.start_soon(near.send, m.Heartbeat(number))
+        received = {(await far.receive_expected(m.Heartbeat)).sequence for _ in range(20)}
     assert received == set(range(20))
 
 
@@ -84,10 +76,10 @@ async def test_after_a_cancelled_send_the_stream_is_broken() -> None:
     near_raw, far_raw = trio.testing.lockstep_stream_pair()
     near = MessageStream(near_raw)
     with trio.move_on_after(1) as scope:
-        await near.send(Heartbeat(1))  # nobody reads
+        await near.send(m.Heartbeat(1))  # nobody reads
     assert scope.cancelled_caught
     with pytest.raises(trio.BrokenResourceError):
-        await near.send(Heartbeat(2))
+        await near.send(m.Heartbeat(2))
     assert near.sent_bytes == 0
     await far_raw.aclose()
 
@@ -96,21 +88,21 @@ async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     with trio.CancelScope() as scope:
         scope.cancel()
-        await near.send(Heartbeat(1))
+        await near.send(m.Heartbeat(1))
     assert scope.cancelled_caught
-    await near.send(Heartbeat(2))
-    assert await far.receive() == Heartbeat(2)
+    await near.send(m.Heartbeat(2))
+    assert await far.receive() == m.Heartbeat(2)
 
 
 async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     small = MessageStream(trio.testing.memory_stream_pair()[0], ConnectionPhase(None, 100))
     with pytest.raises(LocalProtocolError):
-        await small.send(Notice("x" * 200))
+        await small.send(m.Notice("x" * 200))
     with pytest.raises(LocalProtocolError):
-        await near.send(Message())
-    await near.send(Heartbeat(1))
-    assert await far.receive() == Heartbeat(1)
+        await near.send(m.Message())
+    await near.send(m.Heartbeat(1))
+    assert await far.receive() == m.Heartbeat(1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +112,7 @@ async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
         struct.pack(">I", 0),
         struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
-        framed(Notice("whole"))[:-1],
+        framed(m.Notice("whole"))[:-1],
         b"\x00\x00",
     ],
     ids=["over-long", "empty", "not msgpack", "http", "truncated", "truncated length"],
@@ -144,7 +136,7 @@ async def test_an_over_long_frame_is_refused_before_it_is_read() -> None:
 async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_bytes() -> None:
     raw, far = trio.testing.memory_stream_pair()
     near = MessageStream(raw)
-    body = wire.encode(Heartbeat(1)).ljust(wire.HEAD_BYTES_MAX)
+    body = wire.encode(m.Heartbeat(1)).ljust(wire.HEAD_BYTES_MAX)
     await far.send_all(struct.pack(">I", 2**20) + body)  # and no more of it
     with pytest.raises(RemoteProtocolError, match="a Heartbeat of 1048576 bytes is over-long"):
         await near.receive()
@@ -153,7 +145,7 @@ async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_byt
 async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -> None:
     raw, far = trio.testing.memory_stream_pair()
     near = MessageStream(raw, connection_phases.GREETING)
-    body = wire.encode(TrainerAttached(ModelLayout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
+    body = wire.encode(m.TrainerAttached(m.ModelLayout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
     await far.send_all(struct.pack(">I", 2**20) + body)
     with pytest.raises(RemoteProtocolError, match="TrainerAttached instead of"):
         await near.receive()
@@ -161,15 +153,15 @@ async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -
 
 async def test_another_message_than_expected_is_refused() -> None:
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    await near.send(Heartbeat(1))
+    await near.send(m.Heartbeat(1))
     with pytest.raises(RemoteProtocolError, match="Heartbeat instead of Notice or Refused"):
-        await far.receive_expected(Notice, Refused)
+        await far.receive_expected(m.Notice, m.Refused)
 
 
 async def test_a_final_message_waits_for_its_reader_but_not_for_ever() -> None:
-    farewell = Refused(RefusalCode.FULL, "no room")
+    farewell = m.Refused(m.RefusalCode.FULL, "no room")
     near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    await far.send(Heartbeat(1))  # not read by anybody
+    await far.send(m.Heartbeat(1))  # not read by anybody
     async with trio.open_nursery() as nursery:
         nursery.start_soon(near.send_final, farewell)
         assert await far.receive() == farewell
@@ -257,4 +249,4 @@ async def test_closing_does_not_wait_for_a_reader() -> None:
 
 
 def test_records_are_values() -> None:
-    assert evolve(Heartbeat(1), sequence=2) == Heartbeat(2)
+    assert evolve(m.Heartbeat(1), sequence=2) == m.Heartbeat(2)

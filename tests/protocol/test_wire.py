@@ -17,28 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol import message_limits, messages, wire
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.messages import (
-    COUNT_MAX,
-    TENSORS_MAX,
-    Abort,
-    BlocksRequest,
-    FragmentHead,
-    Index,
-    InitialPosted,
-    LeaseRange,
-    Message,
-    Metrics,
-    ModelLayout,
-    Progress,
-    RefusalCode,
-    Refused,
-    TensorSpec,
-    TrainerAttached,
-)
 from holdfast.protocol.text import unprintable
 
-PROGRESS = Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": 0.5})
+PROGRESS = m.Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": 0.5})
 
 
 def framed(name: str, fields: object) -> bytes:
@@ -61,7 +44,7 @@ def _validators(validator: object) -> list[object]:
 
 def _limits(validator: object) -> tuple[int, int, str | None]:
     """Return (least, most, pattern) of the validators."""
-    least, most, pattern = 0, COUNT_MAX, None
+    least, most, pattern = 0, m.COUNT_MAX, None
     for item in _validators(validator):
         name = type(item).__name__
         if name == "_MinLengthValidator":
@@ -98,7 +81,7 @@ def values(wanted: Any, validator: object = None) -> st.SearchStrategy[Any]:
     if wanted is int:
         return st.integers(least, most)
     if wanted is float:
-        return _FINITE if most == COUNT_MAX else st.floats(min_value=least, max_value=most)
+        return _FINITE if most == m.COUNT_MAX else st.floats(min_value=least, max_value=most)
     if wanted is str:
         if pattern is not None:
             return st.from_regex(pattern, fullmatch=True)
@@ -117,16 +100,16 @@ def _fields_of(cls: Any) -> tuple[attrs.Attribute[Any], ...]:
 
 def records(cls: Any) -> st.SearchStrategy[Any]:
     """Generate instances of an attrs class."""
-    if cls is LeaseRange:  # an empty one is refused
-        halves = st.integers(0, COUNT_MAX // 2), st.integers(1, COUNT_MAX // 2)
-        return st.builds(lambda start, count: LeaseRange(start, start + count), *halves)
+    if cls is m.LeaseRange:  # an empty one is refused
+        halves = st.integers(0, m.COUNT_MAX // 2), st.integers(1, m.COUNT_MAX // 2)
+        return st.builds(lambda start, count: m.LeaseRange(start, start + count), *halves)
     attrs.resolve_types(cls)
     return st.builds(
         cls, **{field.name: values(field.type, field.validator) for field in _fields_of(cls)}
     )
 
 
-any_message: st.SearchStrategy[Message] = st.sampled_from(sorted(wire.MESSAGES)).flatmap(
+any_message: st.SearchStrategy[m.Message] = st.sampled_from(sorted(wire.MESSAGES)).flatmap(
     lambda name: records(wire.MESSAGES[name])
 )
 
@@ -138,7 +121,7 @@ def test_every_message_class_is_known_by_its_name() -> None:
     classes = {
         value
         for value in vars(messages).values()
-        if isinstance(value, type) and issubclass(value, Message) and value is not Message
+        if isinstance(value, type) and issubclass(value, m.Message) and value is not m.Message
     }
     assert set(wire.MESSAGES.values()) == classes
     assert all(cls.__name__ == name for name, cls in wire.MESSAGES.items())
@@ -149,7 +132,7 @@ def test_every_message_class_is_known_by_its_name() -> None:
 def test_every_message_round_trips(name: str) -> None:
     @settings(max_examples=15)
     @given(records(wire.MESSAGES[name]))
-    def check(message: Message) -> None:
+    def check(message: m.Message) -> None:
         back = wire.decode(wire.encode(message))
         assert back == message
         assert type(back) is type(message)
@@ -160,7 +143,7 @@ def test_every_message_round_trips(name: str) -> None:
 
 @given(any_message)
 @settings(max_examples=50)
-def test_plain_records_round_trip(message: Message) -> None:
+def test_plain_records_round_trip(message: m.Message) -> None:
     plain = wire.to_plain(message)
     assert wire.from_plain(type(message), plain) == message
     assert wire.from_plain(type(message), msgpack.unpackb(msgpack.packb(plain))) == message
@@ -169,7 +152,9 @@ def test_plain_records_round_trip(message: Message) -> None:
 @pytest.mark.fault("a member sends junk", "strict decoding", "that member's connection ends")
 @given(any_message, st.data())
 @settings(max_examples=200)
-def test_mutated_frames_are_refused_or_are_messages(message: Message, data: st.DataObject) -> None:
+def test_mutated_frames_are_refused_or_are_messages(
+    message: m.Message, data: st.DataObject
+) -> None:
     frame = bytearray(wire.encode(message))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(frame) - 1))
@@ -249,8 +234,8 @@ def test_what_does_not_fit_is_refused_with_its_path(change: dict[str, Any], reas
 
 
 def test_a_path_leads_into_lists_and_records() -> None:
-    layout = ModelLayout((TensorSpec("a", (2, 3), "float32", "parameter"),) * 3)
-    plain = wire.to_plain(TrainerAttached(layout))
+    layout = m.ModelLayout((m.TensorSpec("a", (2, 3), "float32", "parameter"),) * 3)
+    plain = wire.to_plain(m.TrainerAttached(layout))
     plain["layout"]["tensors"][2] = wire.to_plain(layout.tensors[2]) | {"shape": [2, "3"]}
     with pytest.raises(
         RemoteProtocolError, match=r"TrainerAttached\.layout\.tensors\[2\]\.shape\[1\]: str"
@@ -269,7 +254,7 @@ def test_a_text_is_not_a_list_of_its_characters() -> None:
         with pytest.raises(RemoteProtocolError, match="instead of a list"):
             wire.decode(
                 framed(
-                    "BlocksRequest", wire.to_plain(BlocksRequest(0, 0, 0, ())) | {"blocks": junk}
+                    "BlocksRequest", wire.to_plain(m.BlocksRequest(0, 0, 0, ())) | {"blocks": junk}
                 )
             )
 
@@ -278,7 +263,7 @@ def test_an_int_is_fine_where_a_float_is_due() -> None:
     message = wire.decode(
         framed("Progress", wire.to_plain(PROGRESS) | {"loss": 2, "tokens_per_s": 3})
     )
-    assert isinstance(message, Progress)
+    assert isinstance(message, m.Progress)
     assert (message.loss, message.tokens_per_s) == (2.0, 3.0)
     assert type(message.loss) is float
 
@@ -316,7 +301,7 @@ def test_an_over_long_frame_is_not_even_looked_at() -> None:
 
 
 def test_refused_enums() -> None:
-    good = wire.to_plain(Refused(RefusalCode.FULL, "x"))
+    good = wire.to_plain(m.Refused(m.RefusalCode.FULL, "x"))
     assert good["code"] == "full"
     junk: object
     for junk in ("FULL", "nonsense", None, 1, [], {}):
@@ -330,39 +315,39 @@ def test_refused_enums() -> None:
         evolve(PROGRESS, loss=math.nan),
         evolve(PROGRESS, loss=-math.inf),
         evolve(PROGRESS, metrics={"a": math.inf}),
-        Metrics(1, {"a": "b"}),  # type: ignore[dict-item]
+        m.Metrics(1, {"a": "b"}),  # type: ignore[dict-item]
     ],
 )
-def test_a_message_that_cannot_be_encoded_is_a_local_error(message: Message) -> None:
+def test_a_message_that_cannot_be_encoded_is_a_local_error(message: m.Message) -> None:
     with pytest.raises(LocalProtocolError):
         wire.encode(message)
 
 
 def test_only_messages_travel() -> None:
-    class Heartbeat(Message):  # not the one of ``messages``
+    class Heartbeat(m.Message):  # not the one of ``messages``
         pass
 
-    for other in (Message(), Heartbeat(), ModelLayout(())):
+    for other in (m.Message(), Heartbeat(), m.ModelLayout(())):
         with pytest.raises(LocalProtocolError, match="not a message"):
             wire.encode(other)  # type: ignore[arg-type]
 
 
 def test_the_largest_messages_fit() -> None:
-    tensor = TensorSpec(
+    tensor = m.TensorSpec(
         "model.layers.61.mlp.experts.255.down_proj.weight", (7_168, 2_048), "bfloat16", "parameter"
     )
-    layout = TrainerAttached(ModelLayout((tensor,) * TENSORS_MAX))
+    layout = m.TrainerAttached(m.ModelLayout((tensor,) * m.TENSORS_MAX))
     assert wire.decode(wire.encode(layout)) == layout
-    index = Index(FragmentHead(0, COUNT_MAX, bytes(32)), bytes(32 * messages.BLOCKS_MAX))
+    index = m.Index(m.FragmentHead(0, m.COUNT_MAX, bytes(32)), bytes(32 * messages.BLOCKS_MAX))
     assert wire.decode(wire.encode(index)) == index
-    blocks = BlocksRequest(0, 0, 0, tuple(range(messages.BLOCKS_MAX)))
+    blocks = m.BlocksRequest(0, 0, 0, tuple(range(messages.BLOCKS_MAX)))
     assert wire.decode(wire.encode(blocks)) == blocks
 
 
 def test_an_empty_message_is_small_and_a_small_one_is_quick() -> None:
-    assert len(wire.encode(InitialPosted())) < 20
+    assert len(wire.encode(m.InitialPosted())) < 20
     start_s = time.process_time()  # whoever else is busy here
     for _ in range(1_000):
         wire.decode(wire.encode(PROGRESS))
     assert (time.process_time() - start_s) / 1_000 < 200e-6  # measured: 7 microseconds
-    assert wire.decode(wire.encode(Abort(1, "x"))) == Abort(1, "x")
+    assert wire.decode(wire.encode(m.Abort(1, "x"))) == m.Abort(1, "x")

@@ -11,15 +11,13 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.membership.master.state.detector import Detector
-from holdfast.simulation.batch import Violation, broken_by, try_seed
+from holdfast.simulation.batch import broken_by
 from holdfast.simulation.frozen_hosts import FrozenHosts, on_host
 from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.simulation.scenario_run import run_scenario
 from holdfast.simulation.shrink import RUNS_MAX, shrink
-from tests.planting import Note, Patch, what_shows
 
 QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
 
@@ -160,27 +158,3 @@ def test_an_adversary_shrinks_to_the_lie_that_it_takes() -> None:
         return isinstance(adversary, Hostile) and Falsehood.DIGEST in adversary.kinds
 
     assert shrink(scenario, fails).causes == [f"p1 {Falsehood.DIGEST.value}"]
-
-
-def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
-    monkeypatch: Patch, record_property: Note
-) -> None:
-    """Planted bug: chunk owners divide by the weight of all contributors, so one loss shows it."""
-    original = MeanFactors.of
-    patched = lambda those, present=None: MeanFactors(  # noqa: E731
-        original(those, present).factors, original(those).divisor
-    )
-    monkeypatch.setattr(MeanFactors, "of", patched)
-    many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
-    seed = what_shows(53, _is_broken, many, record_property)
-    assert seed is not None
-    violation = try_seed(seed)
-    assert isinstance(violation, Violation)
-    assert violation.reproduce == f"python -m holdfast.simulation --start {seed} --seeds 1"
-    assert len(violation.shrunk) == 1
-    monkeypatch.undo()
-    assert not broken_by(Scenario.of(seed))
-
-
-def _is_broken(seed: int) -> bool:
-    return bool(broken_by(Scenario.of(seed)))

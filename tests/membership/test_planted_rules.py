@@ -1,0 +1,222 @@
+"""Small rules, each of which stands in one function: it is taken out, and a test must miss it.
+
+An entry of ``BUGS`` is the function, as owner, name and what makes one without the rule of it, and
+the test.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from holdfast.membership.master import leases
+from holdfast.membership.master.leases import Leases
+from holdfast.membership.master.rounds import repair
+from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.audits import Auditing
+from holdfast.membership.master.rounds.inquiry import Findings
+from holdfast.membership.master.rounds.outcome import Audit
+from holdfast.membership.master.rounds.repairer import Repairer
+from holdfast.membership.master.state import roster
+from holdfast.membership.master.state.roster import Roster
+from holdfast.membership.master.state.voting_blocs import elect, voices_of
+from holdfast.membership.peer.lease_book import LeaseBook
+from holdfast.membership.shared import layout_difference, views
+from holdfast.membership.shared.brief_orders import OrderReader
+from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
+from holdfast.protocol.messages import BriefReduce
+from tests.membership import (
+    test_audits,
+    test_brief_orders,
+    test_inquiry,
+    test_lease_book,
+    test_leases,
+    test_members,
+    test_repair,
+    test_rounds,
+    test_views,
+)
+from tests.planting import Patch
+
+Make = Callable[[Any], object]
+
+
+def some_views() -> None:
+    """A member leaves, one comes that joined before it, and the role of one changes."""
+    history: Any = test_views.test_every_sequence_of_views_comes_out_as_it_went_in
+    history.hypothesis.inner_test([({3, 5}, {3}, set()), ({1, 5}, {5}, {1}), ({5}, {5}, {5})])
+
+
+def booked(test: Callable[[LeaseBook], None]) -> Callable[[], None]:
+    return lambda: test(test_lease_book.a_book())
+
+
+# ---------------------------------------------------------------- without a rule
+
+
+def plurality(_real: Any) -> object:
+    def agreed(self: Attempt, members: Any) -> object:
+        found = elect(self.outcomes, voices_of(members, self.survivors()))
+        return found and found.winner
+
+    return agreed
+
+
+def same_number(real: Any) -> object:
+    def next_view(self: Roster, places: set[str], *, force: bool) -> bool:
+        number = self.view_number
+        is_new: bool = real(self, places, force=force)
+        self.view_number = number
+        return is_new
+
+    return next_view
+
+
+def any_view(real: Any) -> object:
+    def whole(self: OrderReader, order: Any, view: Any) -> object:
+        brief = isinstance(order, BriefReduce) and view is not None
+        return real(self, evolve(order, base=view.number) if brief else order, view)
+
+    return whole
+
+
+def wanted_still(real: Any) -> object:
+    def claim(self: LeaseBook) -> object:
+        wanted = self._wanted
+        claimed = real(self)
+        self._wanted = wanted
+        return claimed
+
+    return claim
+
+
+def always(value: object) -> Make:
+    return lambda _real: lambda *_: value
+
+
+# ---------------------------------------------------------------- the table
+
+BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
+    "a plurality commits": (
+        (Attempt, "agreed", plurality),
+        test_rounds.test_no_majority_aborts,
+    ),
+    "nobody is asked what differs": (
+        (Attempt, "disagrees", always(value=False)),
+        test_inquiry.test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again,
+    ),
+    "committed before it is checked": (
+        (Audit, "over", lambda _real: property(lambda self: True)),
+        test_audits.test_a_checker_that_is_silent_is_replaced,
+    ),
+    "bytes buy a checker no time": (
+        (Auditing, "moved", always(None)),
+        test_audits.test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer,
+    ),
+    "any number of chunks": (
+        (Repairer, "held", lambda real: lambda *to: real(*to[:2], evolve(to[2], results=b"\x00"))),
+        test_repair.test_chunks_that_do_not_exist_are_a_violation,
+    ),
+    "listeners are left with the dead": (
+        (Repairer, "serve_listeners", always(None)),
+        test_repair.test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it,
+    ),
+    "the mute are waited for": (
+        (Repairer, "flush_limit_s", always(math.inf)),
+        test_repair.test_who_does_not_answer_a_flush_is_removed,
+    ),
+    "the first takes all": (
+        (repair, "plan_repair", lambda real: lambda *of: real(*of[:2], of[2][:1], *of[3:])),
+        test_repair.test_chunks_are_dealt_evenly_and_runs_are_joined,
+    ),
+    "who lacks a link takes over": (
+        (repair, "plan_repair", lambda real: lambda *of: real(*of[:5])),
+        test_repair.test_a_member_that_lacks_a_link_takes_over_what_nobody_else_can,
+    ),
+    "one word makes two faces": (
+        (Findings, "culprits", lambda _real: property(lambda self: list(self.against))),
+        test_inquiry.test_whom_an_owner_misled_is_synced_again_and_not_called_bad,
+    ),
+    "a bloc has many words": (
+        (Findings, "by_voice", lambda _real: lambda self, voices: self),
+        test_inquiry.test_several_of_one_invite_and_line_have_one_word,
+    ),
+    "a spare takes what was always free": (
+        (roster, "next_to_seat", lambda real: lambda *of: real(*of[:2], 1, *of[3:])),
+        test_members.test_a_spare_never_takes_a_place_that_was_always_free,
+    ),
+    "all views have one number": (
+        (Roster, "next_view", same_number),
+        test_members.test_welcome_comes_before_the_view_that_has_the_newcomer_in_it,
+    ),
+    "any layout is the run's": (
+        (layout_difference, "layout_difference", always(None)),
+        test_members.test_who_waits_with_another_layout_is_refused_when_the_run_is_founded,
+    ),
+    "the gone stay": (
+        (views, "changed_view", lambda real: lambda old, by: real(old, evolve(by, gone=()))),
+        some_views,
+    ),
+    "any view is the base": (
+        (views, "changed_view", lambda real: lambda old, by: real(evolve(old, number=by.base), by)),
+        test_views.test_a_change_of_another_view_than_the_known_one_is_refused,
+    ),
+    "an order for any view": (
+        (OrderReader, "whole", any_view),
+        test_brief_orders.test_what_refers_to_nothing_is_refused,
+    ),
+    "what an order takes is not noted": (
+        (Leases, "ordered", always(None)),
+        partial(
+            test_leases.test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over,
+            commits=True,
+        ),
+    ),
+    "given while members are awaited": (
+        (Leases, "settle", lambda real: lambda self, waiting: real(self, waiting=False)),
+        test_leases.test_after_a_restart_nothing_is_given_twice_while_members_are_awaited,
+    ),
+    "spent is forgotten at once": (
+        (leases, "RECENT_COMMITS", lambda _real: 0),
+        test_leases.test_an_update_on_its_way_may_name_what_a_commit_has_spent,
+    ),
+    "no sample is void": (
+        (LeaseBook, "barred", always(value=False)),
+        booked(test_lease_book.test_a_spare_draws_samples_that_count_nowhere),
+    ),
+    "spent though left out": (
+        (LeaseBook, "committed", lambda real: lambda *of, contributed: real(*of, contributed=True)),
+        booked(test_lease_book.test_what_a_round_did_not_take_is_in_the_next_update),
+    ),
+    "a request outlives its session": (
+        (LeaseBook, "claim", wanted_still),
+        test_lease_book.test_a_request_that_a_lost_session_took_along_is_made_again,
+    ),
+}
+
+
+def take_out(patch: Patch, owner: Any, name: str, make: Make) -> None:
+    """Put what lacks the rule in its place; of a module, also where the name was imported."""
+    real = vars(owner)[name]
+    lacking, holders = make(real), [owner]
+    if isinstance(owner, ModuleType) and callable(real):
+        holders += [each for each in sys.modules.values() if vars(each).get(name) is real]
+    for holder in holders:
+        patch.setattr(holder, name, lacking)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("name", BUGS)
+def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
+    function, test = BUGS[name]
+    take_out(monkeypatch, *function)
+    missed = AssertionError, LocalProtocolError, RemoteProtocolError, ValueError
+    with pytest.raises((*missed, pytest.fail.Exception)):
+        test()
