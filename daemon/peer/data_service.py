@@ -32,7 +32,6 @@ class DataService:
     _changed: trio.Event = field(factory=trio.Event, init=False)
 
     async def run(self) -> None:
-        """Look after the trainer's samples until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             if self._peer.replica.leases.length:
