@@ -116,7 +116,6 @@ def _telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
 
 
 def _make_swarm(nursery: trio.Nursery, scenario: Scenario, tell: Tell | None) -> Swarm:
-    """Return the swarm of a scenario, without master and peers."""
     make = partial(MastersSwarm, masters=scenario.masters) if scenario.masters else Swarm
     swarm = make(
         nursery,

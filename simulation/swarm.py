@@ -263,7 +263,6 @@ class Swarm:
         return sim
 
     def add_first(self, name: str) -> None:
-        """Start one of a scenario's first peers: a contributor, or the spare."""
         self.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
 
     def _boot(self, name: str, peer: str, lives: int, disk: Path | None = None) -> SimPeer:
@@ -356,7 +355,6 @@ class Swarm:
         return sim
 
     def add_twin(self, name: str) -> None:
-        """Start another machine with a peer's identity."""
         self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1)
 
     def end_twin(self, name: str) -> None:
@@ -372,7 +370,6 @@ class Swarm:
             self.nursery.start_soon(self.peers[name].service.leave, "enough")
 
     def kick(self, name: str) -> None:
-        """Remove a peer permanently, as the operator would."""
         self.left.add(name)
         self._kicked.add(self.peers[name].peer)
         self._kick_again()

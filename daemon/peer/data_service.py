@@ -33,7 +33,6 @@ class DataService:
     _changed: Pulse = field(factory=Pulse, init=False)
 
     async def run(self) -> None:
-        """Look after the trainer's samples until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             if self._peer.replica.leases.length:

@@ -316,7 +316,6 @@ class MasterSession:
     async def _resume(
         self, stream: MessageStream, hello: m.Hello, conversation: Conversation
     ) -> bool:
-        """Ask the master to resume the session and return whether it does."""
         term, nonce = self._with
         await stream.send(
             m.Resume(

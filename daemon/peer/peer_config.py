@@ -72,7 +72,6 @@ class CurrentSpec:
         return self.known
 
     def take(self, toml: str) -> RunSpec:
-        """Take the text of a message from the master."""
         self.known = RunSpec.parse(toml)
         return self.known
 

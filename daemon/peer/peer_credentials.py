@@ -103,7 +103,6 @@ async def _enrol(
 
 
 def as_user_error(error: EvictedError) -> UserError:
-    """Return the master's refusal with an exit code and a hint."""
     exit_codes = {
         RefusalCode.KICKED.value: ExitCode.EVICTED,
         RefusalCode.TOKEN.value: ExitCode.INVITE,

@@ -216,7 +216,6 @@ class Reducer:
         *,
         bad: bool = False,
     ) -> None:
-        """End a reduction that cannot go on here and report its failure."""
         if self._running.get(round_id) is running:
             self._end(round_id)
             self._failed(round_id, running.reduction.attempt, accused, reason, bad=bad)

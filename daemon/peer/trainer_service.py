@@ -100,7 +100,6 @@ class TrainerService:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
 
     def trainer_went(self, reason: str) -> None:
-        """Take note that the trainer is gone; it may come back."""
         self.layout = None
         self._peer.tell(m.TrainerLost(reason))
         self._peer.perform(self._peer.replica.trainer_lost())

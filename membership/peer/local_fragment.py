@@ -39,7 +39,6 @@ class LocalFragment:
 
     @property
     def behind(self) -> bool:
-        """Return whether the run has committed something that is not held here."""
         return self.version is None or self.version < self.committed_version
 
     def fetch(self, order: SyncFragment) -> list[PeerEffect]:
@@ -59,7 +58,6 @@ class LocalFragment:
         return self.fetching is not None and self.fetching.head == head
 
     def install(self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
-        """Replace what is held by a verified copy."""
         self.fetching, self.version, self.root = None, head.version, head.root
         self.synced_due, self.received_bytes = True, received_bytes
         self.bad_donors = tuple(bad_donors)

@@ -15,7 +15,6 @@ class RankPartsError(Exception):
 
 
 def box_of(part: RankPart, layout: ModelLayout, index: int) -> TensorBox:
-    """Return what a rank holds of a tensor."""
     if part.boxes:
         return part.boxes[index]
     shape = layout.tensors[index].shape

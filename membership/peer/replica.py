@@ -91,7 +91,6 @@ class Replica:
         return any(each.fetching is not None for each in self.fragments)
 
     def heads(self) -> tuple[m.FragmentHead, ...]:
-        """Return the fragments that are held, for ``Hello``."""
         return tuple(head for each in self.fragments if (head := each.head) is not None)
 
     def undecided(self) -> tuple[m.Reduced, ...]:

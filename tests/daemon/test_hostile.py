@@ -125,7 +125,7 @@ async def ends(stream: trio.abc.Stream) -> None:
 )
 async def test_garbage_ends_only_the_connection_that_sent_it(tmp_path: Path, words: bytes) -> None:
     async with a_run(tmp_path) as run:
-        peer_port = run.peers[0]._bound[0]
+        peer_port = run.peers[0].bound[0]
         for port in (run.port, peer_port):
             async with await trio.open_tcp_stream(port.host, port.port) as stream:
                 with suppress(trio.BrokenResourceError):

@@ -213,7 +213,6 @@ class UnixBridge:
                 self._samplers.discard(scope)
 
     async def _serve_alone(self, hello: m.TrainerHello, caller: _Caller) -> None:
-        """Carry the connection of a trainer of one process to its end."""
         if self._busy:
             await _reject(caller.stream, ANOTHER)
             return
