@@ -22,7 +22,7 @@ from typing import Literal, Self, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import torch
 
-from ..protocol.arena import MAIL_SLOT, SAMPLES_SLOT, STEP_SLOT, TOKENS_SLOT
+from ..protocol.arena import SAMPLES_SLOT, STEP_SLOT, TOKENS_SLOT
 from ..protocol.messages import METRICS_MAX, NAME_CHARS_MAX, Failing, Metrics, RankPart
 from .attach_errors import MisuseError
 from .boundary import BoundaryMachine
@@ -312,7 +312,7 @@ class Run:
         if (
             step >= quiet.due_step
             or step >= quiet.named[0]
-            or quiet.mail[MAIL_SLOT] != self._connection.received_count
+            or quiet.mail[0] != self._connection.received_count
             or self._clock() >= quiet.poll_at_s
         ):
             self._boundary()

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from attrs import define, field
 
-from ..protocol.arena import MAIL_SLOT, STEP_SLOT, NotWholeError
+from ..protocol.arena import STEP_SLOT, NotWholeError
 from ..protocol.errors import NO_LAST_WEIGHTS, RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
@@ -214,7 +214,7 @@ class Orders:
         """Count a loss that is not finite. After enough of them ask for other weights."""
         quiet, machine = self._quiet, self._machine
         quiet.spoilt_count += 1
-        unread = quiet.mail[MAIL_SLOT] != self._connection.received_count  # ``Load``, perhaps
+        unread = quiet.mail[0] != self._connection.received_count  # ``Load``, perhaps
         if quiet.spoilt_count >= self._spoilt_max and machine.loaded and not unread:
             count, quiet.spoilt_count = quiet.spoilt_count, 0
             if self._part.world_size == 1:  # several ranks stop together: ``Load`` comes to all

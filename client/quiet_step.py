@@ -15,6 +15,7 @@ import numpy as np
 
 from ..protocol.arena import (
     LOSS_SLOT,
+    MAIL_SLOT,
     NAMED_SLOT,
     NO_STEP_NAMED,
     SAMPLES_SLOT,
@@ -38,7 +39,7 @@ class QuietStep:
     Attributes:
       due_step: the first step at which something is due even if no message comes.
       poll_at_s: the time at which a step reads the socket itself.
-      mail: ``MAIL_SLOT`` of it counts the daemon's messages to a trainer of one rank.
+      mail: the number of the daemon's messages to a trainer of one rank.
       named: the step at which the daemon has messages for a trainer of several ranks.
       slots: this process's slots.
       loss, seconds: those of the slots that are floats.
@@ -68,7 +69,7 @@ class QuietStep:
         """Use the slots of these arenas from now on."""
         slots = arenas.posted.slots
         if part.world_size == 1:
-            self.mail = arenas.shared.slots.data
+            self.mail = arenas.shared.slots[MAIL_SLOT : MAIL_SLOT + 1].data
         else:
             slots = arenas.posted.rank_slots(part.rank)
             self.named = arenas.shared.slots[NAMED_SLOT : NAMED_SLOT + 1].data

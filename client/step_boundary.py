@@ -17,7 +17,6 @@ import os
 import torch
 from attrs import define, evolve, field
 
-from ..protocol.arena import MAIL_SLOT
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
@@ -79,7 +78,7 @@ class StepBoundary:
                 self._orders.handle(message)
             if self._machine.loaded:
                 word.train_on()
-                self._quiet.mail[MAIL_SLOT] = self._connection.received_count
+                self._quiet.mail[0] = self._connection.received_count
                 return
             messages = word.wait(0, must=True)
 
@@ -143,7 +142,7 @@ class StepBoundary:
             return
         word.train_on()
         self._connection.check()
-        quiet.mail[MAIL_SLOT] = self._connection.received_count
+        quiet.mail[0] = self._connection.received_count
         quiet.end_boundary(self._next_due_step())
 
     def _post_due(self) -> bool:

@@ -15,6 +15,7 @@ the audit, and ``reduction_driver`` the reports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from attrs import Factory, define
@@ -44,11 +45,6 @@ class Reports:
         self.moves[peer] = now_s
         if len(self.moves) > 1:
             self.moved_s = max(self.moved_s, sorted(self.moves.values())[-2])
-
-    def begin_again(self, now_s: float) -> None:
-        """Note that all are to report again."""
-        self.moved_s, self.quorum_s = now_s, None
-        self.moves.clear()
 
 
 @define
@@ -210,7 +206,8 @@ class Attempt:
 
     def begin_flush(self, now_s: float) -> None:
         """Begin a flush under the next number."""
-        self.flush.begin(max(self.number, self.flush.number) + 1, self.lost, now_s)
+        number = max(self.number, self.flush.number) + 1
+        self.flush = FlushState(number, now_s, set(self.lost))
         # Its answers would be about the time before the loss.
         self.inquiries.current = None
 
@@ -222,10 +219,10 @@ class Attempt:
             self.owners[start:end] = [assignment.owner] * assignment.chunk_count
             if assignment.from_scratch:
                 self.makers[start:end] = [assignment.owner] * assignment.chunk_count
-        self.number = self.flush.end()
+        self.number, self.flush.began_s = self.flush.number, math.inf
         self.outcomes.clear()
-        self.reports.begin_again(now_s)
-        self.blame.clear()
+        self.reports = Reports(now_s, norms=self.reports.norms)
+        self.blame = Blame(self.receivers, self.lost, ended=self.blame.ended)
         self.inquiries.asked.clear()
         for peer, wanting in list(self.blind.items()):
             # The repair gives it what it lacked.

@@ -31,12 +31,6 @@ class Blame:
         for accuser in accusers:
             self.accuse(peer, accuser, now_s)
 
-    def clear(self) -> None:
-        """Forget the accusations: a repair has changed which members need each other."""
-        self.accusers.clear()
-        self.vain.clear()
-        self.since_s = math.inf
-
     def accused(self) -> list[str]:
         """Return the members that the attempt has not lost and that members in it accuse."""
         return [p for p in self.accusers if p not in self.lost and self.against(p, {})]

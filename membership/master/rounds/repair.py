@@ -32,16 +32,6 @@ class FlushState:
     def in_progress(self) -> bool:
         return self.began_s < math.inf
 
-    def begin(self, number: int, lost: Collection[str], now_s: float) -> None:
-        """Ask again what is held without the lost."""
-        self.number, self.began_s, self.shut = number, now_s, set(lost)
-        self.held.clear()
-
-    def end(self) -> int:
-        """Ask no more; return the number of the repair."""
-        self.began_s = math.inf
-        return self.number
-
 
 def plan_repair(
     owners: Sequence[str],
