@@ -20,6 +20,7 @@ there i runs over the contributors that are in, while max w stays that of all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -31,8 +32,7 @@ from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.messages import Contributor, FragmentSize, Plan
 from ..protocol.network.lane import PAYLOAD_BYTES_MAX, FrameKind
 from .codecs.codec_base import Codec
-from .codecs.compression import expand, parse_codec
-from .squares import all_finite
+from .codecs.codecs import expand, parse_codec
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -390,3 +390,34 @@ def check_finite(values: Values, peer: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         if not all_finite(values):
             raise BadContributionError(peer, "a value that is not finite")
+
+
+# ---------------------------------------------------------------- sums of products
+
+
+PIECE_VALUES = 2**13  # multiplied at once; BLAS starts its threads for longer ones
+
+
+def product(one: Values, other: Values) -> float:
+    """Return the sum of products, in float32 by pieces; not finite if they are too large.
+
+    Callers use ``np.errstate``, since numpy warns of products that are too large.
+    """
+    whole = one.size - one.size % PIECE_VALUES
+    pieces = np.vecdot(
+        one[:whole].reshape(-1, PIECE_VALUES), other[:whole].reshape(-1, PIECE_VALUES)
+    )
+    total = float(sum(pieces.tolist()))
+    if whole < one.size:
+        total += float(np.dot(one[whole:], other[whole:]))
+    return total
+
+
+def all_finite(values: Values) -> bool:
+    """Return whether all values, shape ``(n,)``, are finite.
+
+    Squares cannot cancel each other, so a finite sum of them has no infinity and no NaN in it. BLAS
+    makes that sum in a third of the time of ``np.isfinite``, which is asked only where squares are
+    too large for float32. Callers use ``np.errstate``, as for ``product``.
+    """
+    return math.isfinite(product(values, values)) or bool(np.isfinite(values).all())

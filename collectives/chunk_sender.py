@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 
 from ..protocol.errors import BadContributionError, PeerLostError
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
-from .codecs.compression import FrameCompressor
+from .codecs.codecs import FrameCompressor
 from .links.hub import LinkHub
 from .links.link import Link
 from .links.rates.send_priority import SendRank

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .arithmetic import Values
-from .squares import product
+from .arithmetic import Values, product
 
 SAMPLE_VALUES = 2**14  # values of each chunk that are compared with the outer momentum; enough
 LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it

@@ -28,7 +28,7 @@ from ..protocol.network.lane import FrameKind
 from ..protocol.unnamed_file import UnnamedFile
 from .arithmetic import ChunkLayout, Counters, Values, check_finite, decode_checked
 from .codecs.codec_base import Bytes
-from .codecs.compression import FrameCompressor, expand
+from .codecs.codecs import FrameCompressor, expand
 from .contributor_sets import digest_of, manifest_of, pack_set, set_bytes, unpack_set
 from .links.buffer_pool import BufferPool
 

@@ -29,7 +29,7 @@ from ..protocol.messages import Audited, AuditOrder, ChunkFinding
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.pulse import Pulse
-from .codecs.compression import expand
+from .codecs.codecs import expand
 from .combine import Rule, combined
 from .contributor_sets import unpack_bits
 from .links.hub import LinkHub

@@ -21,8 +21,8 @@ from ...protocol.network.socket_lane import LanePace, SocketLane
 from .frame_routing import Sink
 from .lane_frames import LaneFrames
 from .link_parts import SharedByLanes
-from .rates.paced_stream import SLICE_BYTES
 from .rates.rate_limiter import RateLimiter
+from .rates.rate_meter import SLICE_BYTES
 from .rates.send_priority import SendRank
 from .send_queue import TakenFrame
 

@@ -31,16 +31,13 @@ from ...protocol.errors import PeerLostError, RemoteProtocolError
 from ...protocol.message_quota import LINK_ITEMS_PER_S, Quota
 from ...protocol.messages import Heartbeat, LanesReceived, LanesWanted, Message
 from ...protocol.network.stream import MessageStream
-from .acknowledgement import Acknowledger
 from .event_loop import Loop
 from .lane_pool import DialLane, LanePool, Task
 from .link_lane import LinkLane
 from .link_parts import LinkRules, SharedByLanes, SharedByLinks
-from .message_queue import MessageQueue
-from .rates.paced_stream import PacedStream
-from .rates.rate_meter import Meter
+from .rates.rate_meter import Meter, PacedStream
 from .rates.send_priority import SendRank
-from .send_queue import FrameSource, SendQueue
+from .send_queue import FrameSource, MessageQueue, SendQueue
 
 # Calls of ``watch`` in the time after which a lane counts as stalled, or silence as loss.
 WATCH_TICKS = 8
@@ -284,3 +281,61 @@ class Link:
         if reason := self._control_watch.watch(elapsed_s):
             self.close(reason)
         self.lane_pool.watch(elapsed_s)
+
+
+# ---------------------------------------------------------------- acknowledgements
+
+
+# How long an acknowledgement waits for what comes meanwhile. The sender keeps what it sent in
+# memory for this long and one trip.
+ACKNOWLEDGE_S = 0.1
+PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
+
+
+class Acknowledger:
+    """See the top of this file. Made and owned by ``Link``.
+
+    Args:
+      send: sends a message on the link's control stream.
+    """
+
+    def __init__(
+        self, lane_pool: LanePool, loop: Loop, send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        self._lane_pool = lane_pool
+        self._loop = loop
+        self._send = send
+        self._due = trio.Event()
+        self._due_noted = False  # set from lanes' threads too; cleared before what came is read
+        self._at_once = trio.Event()
+
+    def note_received(self) -> None:
+        """Acknowledge soon what came on a lane; from any thread."""
+        if not self._due_noted:
+            self._due_noted = True
+            self._loop.soon(self.wake)
+
+    def wake(self) -> None:
+        """Tell the other side soon what it does not know yet. On the event loop."""
+        self._due.set()
+
+    def send_now(self) -> None:
+        self._at_once.set()
+
+    async def run(self) -> None:
+        """Tell the other side what came, and how many lanes are wanted if it dials them."""
+        while True:
+            if self._lane_pool.receiving:  # a long frame
+                with trio.move_on_after(PROGRESS_S):
+                    await self._due.wait()
+            else:
+                await self._due.wait()
+            with trio.move_on_after(ACKNOWLEDGE_S):
+                await self._at_once.wait()
+            self._at_once = trio.Event()
+            self._due = trio.Event()
+            self._due_noted = False
+            if (received := self._lane_pool.take_received()) is not None:
+                await self._send(received)
+            if self._lane_pool.has_new_count:
+                await self._send(LanesWanted(self._lane_pool.take_wanted()))

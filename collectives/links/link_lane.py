@@ -32,11 +32,10 @@ from ...protocol.network.socket_options import (
     congestion_of,
     retransmitted_bytes,
 )
-from .lane_frames import LaneFrames
-from .lane_tasks import LaneTasks
+from .lane_frames import LaneFrames, LaneTasks
 from .lane_threads import LaneThreads
 from .link_parts import SharedByLanes
-from .rates.paced_stream import PacedStream
+from .rates.rate_meter import PacedStream
 
 
 class LinkLane:

@@ -19,8 +19,7 @@ from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
 from .rates.line_watch import LineWatch
 from .rates.rate_limiter import RateLimiter
 from .rates.rate_meter import Meter
-from .rates.send_backlog import SendBacklog
-from .rates.send_priority import SendPriority
+from .rates.send_priority import SendBacklog, SendPriority
 from .send_queue import SendQueue
 
 STALL_S = 20.0  # a link on which nothing moves for this long is lost, though something should

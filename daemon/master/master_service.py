@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
@@ -20,7 +21,15 @@ from ... import __version__
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.context import Context
 from ...membership.master.state.journal import JournalRecord
-from ...membership.master.state.master_effects import Event, StandDown
+from ...membership.master.state.master_effects import (
+    AnnounceEvent,
+    DropPeer,
+    Effect,
+    Event,
+    RecordDurably,
+    SendMessage,
+    StandDown,
+)
 from ...membership.planning.predict import memory_bytes
 from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
@@ -44,12 +53,11 @@ from ..process.exit_codes import ExitCode
 from ..process.memory_check import fragment_bytes
 from .admission import Admission, check_token
 from .decisions import Decision
-from .effect_queue import EffectQueue
 from .journal.journal_base import FencedError, Journal
 from .journal.journal_writer import JournalWriter
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
-from .peer_sessions import PeerSessions
+from .peer_sessions import PeerSession, PeerSessions
 from .reachability import ReachabilityCheck
 
 log = logging.getLogger("holdfast.master")
@@ -342,3 +350,67 @@ def _needs_of(context: Context) -> CheckAnswer:
         checkpoint_count=spec.checkpoint.keep_count,
         software=__version__,
     )
+
+
+# ---------------------------------------------------------------- the effects of decisions
+
+
+class EffectQueue:
+    """Perform effects: records on disk before the messages that follow; none once superseded."""
+
+    def __init__(
+        self,
+        sessions: PeerSessions,
+        write: Callable[[JournalRecord], Awaitable[None]],
+        superseded: trio.Event,
+    ) -> None:
+        self._sessions = sessions
+        self._write = write
+        self._superseded = superseded
+        self._listeners: list[Callable[[Event], None]] = []
+        # Each with the session that it is for. A trio.Event is set when its turn comes.
+        self._queue: deque[tuple[Effect | trio.Event, PeerSession | None]] = deque()
+        self._work = trio.Event()
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Call this with every event once the records before it are on disk."""
+        self._listeners.append(listener)
+
+    def add(self, effects: list[Effect]) -> None:
+        """Append effects for the sessions of now: a peer may be back on another one later."""
+        for effect in effects:
+            self._queue.append((effect, self._sessions.addressee(effect)))
+        self._work.set()
+
+    def clear(self) -> None:
+        self._queue.clear()
+
+    async def drained(self) -> None:
+        reached = trio.Event()
+        self._queue.append((reached, None))
+        self._work.set()
+        await reached.wait()
+
+    async def run(self) -> None:
+        while True:
+            while self._queue and not self._superseded.is_set():
+                effect, session = self._queue.popleft()
+                match effect:
+                    case RecordDurably(record=record):
+                        await self._write(record)
+                    case SendMessage(message=message) if session is not None:
+                        self._sessions.send(session, message)
+                    case DropPeer(code=code, reason=reason) if session is not None:
+                        self._sessions.dismiss(session, Refused(code, reason))
+                    case AnnounceEvent(event=event):
+                        self._announce(event)
+                    case trio.Event():
+                        effect.set()
+            self._work = trio.Event()
+            await self._work.wait()
+
+    def _announce(self, event: Event) -> None:
+        kind = event.kind.value
+        log.info("%s: %s", kind, event.text, extra={"kind": kind, "peer": event.peer})
+        for listener in self._listeners:
+            listener(event)

@@ -21,7 +21,7 @@ import numpy as np
 import trio
 from attrs import define, field
 
-from ...collectives.codecs.compression import parse_codec
+from ...collectives.codecs.codecs import parse_codec
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.encoded_input import EncodedInput
 from ...collectives.links.hub import LinkHub

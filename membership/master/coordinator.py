@@ -44,11 +44,10 @@ from . import trainers
 from .adoption import Adoption
 from .attachment import Attachment
 from .departures import Departures
-from .founding import Founding
 from .leases import Leases
 from .lineage import Lineage
 from .message_handlers import MessageHandlers
-from .places import Places
+from .places import Founding, Places
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes

@@ -39,9 +39,9 @@ from ..shared.event_kind import EventKind
 from . import trainers
 from .adoption import Adoption
 from .departures import Departures
-from .founding import Founding
 from .hello_checks import layout_refusal
 from .leases import Leases
+from .places import Founding
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes

@@ -15,8 +15,7 @@ from attrs import Factory, define, field
 from ...protocol import messages as m
 from ..spec.spec import EVERY
 from .lease_book import LeaseBook
-from .local_fragment import LocalFragment
-from .local_round import LocalRound, committed_rounds
+from .local_round import LocalFragment, LocalRound, committed_rounds
 from .peer_effects import (
     DiscardState,
     PeerEffect,

@@ -21,8 +21,14 @@ from attrs import define
 from ...protocol import messages as m
 from ..shared.manifest import contents_of
 from .lease_book import LeaseBook
-from .local_fragment import LocalFragment
-from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
+from .local_round import (
+    LocalFragment,
+    LocalRound,
+    RoundState,
+    committed_rounds,
+    overtaken_rounds,
+    void_rounds,
+)
 from .peer_effects import (
     ApplyRound,
     DropRound,

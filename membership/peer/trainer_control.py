@@ -10,8 +10,7 @@ from __future__ import annotations
 from attrs import define
 
 from ...protocol import messages as m
-from .local_fragment import LocalFragment
-from .local_round import LocalRound, RoundState
+from .local_round import LocalFragment, LocalRound, RoundState
 from .peer_effects import PeerEffect, ReloadTrainer, TellTrainer
 
 # A trainer posts for its next round no earlier than after this share of the steps between two

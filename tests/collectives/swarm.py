@@ -15,8 +15,7 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs.codecs import Codec
-from holdfast.collectives.codecs.compression import parse_codec
+from holdfast.collectives.codecs.codecs import Codec, parse_codec
 from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub

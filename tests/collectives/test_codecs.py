@@ -16,8 +16,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.codec_base import TILE
-from holdfast.collectives.codecs.codecs import CODECS, INT8_BLOCK, Codec, get_codec
-from holdfast.collectives.codecs.compression import ZSTD_SUFFIX
+from holdfast.collectives.codecs.codecs import CODECS, INT8_BLOCK, ZSTD_SUFFIX, Codec, get_codec
 from holdfast.membership.spec.spec import CODECS as SPEC_CODECS
 
 Values = NDArray[np.float32]

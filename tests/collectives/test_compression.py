@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.collectives.codecs.compression import (
+from holdfast.collectives.codecs.codecs import (
     SAMPLE_BYTES_MIN,
     SAVING_MIN,
     FrameCompressor,

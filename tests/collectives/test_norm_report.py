@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import trio
 
+from holdfast.collectives.arithmetic import PIECE_VALUES, all_finite, product
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
-from holdfast.collectives.squares import PIECE_VALUES, all_finite, product
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld

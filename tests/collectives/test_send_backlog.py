@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.links.rates.send_backlog import WEIGHT_MAX, WEIGHT_MIN, SendBacklog
+from holdfast.collectives.links.rates.send_priority import WEIGHT_MAX, WEIGHT_MIN, SendBacklog
 
 
 def test_equal_links_get_equal_parts() -> None:

@@ -35,7 +35,7 @@ from holdfast.checkpoint.checkpoints import (
 from holdfast.checkpoint.partial_copy import FragmentPartialCopy
 from holdfast.checkpoint.tensor_file import TensorFileError, encode_header, read_array
 from holdfast.collectives.chunk_tracker import UnwantedFrameError
-from holdfast.collectives.codecs.compression import expand, parse_codec
+from holdfast.collectives.codecs.codecs import expand, parse_codec
 from holdfast.collectives.contributor_sets import pack_set, unpack_set
 from holdfast.daemon.web.run_history import EventsQuery, HistoryQuery, QueryError, parse_query
 from holdfast.membership.master.state.journal import RECORDS

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.rounds import audits
+from holdfast.membership.master.rounds.attempt import Check
 from holdfast.membership.master.rounds.audits import ALONE_MAX, CHECKERS_MAX, Auditing
-from holdfast.membership.master.rounds.outcome import Check
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import PeerRevoked
 from holdfast.membership.spec.spec import RunSpec

@@ -7,7 +7,6 @@ from typing import get_args
 import msgpack
 import pytest
 
-from holdfast.membership.master.state.detector import Detector
 from holdfast.membership.master.state.history import ADMITTED_MAX, ROOTS_KEPT_MAX, RunHistory
 from holdfast.membership.master.state.journal import (
     RECORDS,
@@ -33,6 +32,7 @@ from holdfast.membership.master.state.journal import (
     VersionAdopted,
 )
 from holdfast.membership.master.state.master_effects import Effect
+from holdfast.membership.master.state.roster import Detector
 from holdfast.membership.master.state.round_schedule import (
     RETRY_S,
     RETRY_S_MAX,

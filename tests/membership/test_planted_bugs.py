@@ -47,8 +47,8 @@ import pytest
 from attrs import evolve
 
 from holdfast.membership.master.attachment import Attachment
-from holdfast.membership.master.founding import Founding
 from holdfast.membership.master.lineage import Lineage
+from holdfast.membership.master.places import Founding
 from holdfast.membership.master.rounds import (
     accusations,
     contribution_checks,
@@ -56,10 +56,8 @@ from holdfast.membership.master.rounds import (
     repair,
     repairer,
 )
-from holdfast.membership.master.rounds.attempt import Attempt, Reports
-from holdfast.membership.master.rounds.blame import Blame
+from holdfast.membership.master.rounds.attempt import Attempt, Blame, ReductionOutcome, Reports
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
-from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.rounds.round_table import RoundTable
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state import roster

@@ -19,10 +19,9 @@ from attrs import evolve
 from holdfast.membership.master import leases
 from holdfast.membership.master.leases import Leases
 from holdfast.membership.master.rounds import repair
-from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.attempt import Attempt, Audit
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
-from holdfast.membership.master.rounds.outcome import Audit
 from holdfast.membership.master.rounds.repairer import Repairer
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.roster import Roster

@@ -24,10 +24,9 @@ from typing import Any
 import pytest
 
 from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
-from holdfast.membership.master.rounds.attempt import Attempt, Reports
+from holdfast.membership.master.rounds.attempt import Attempt, ReductionOutcome, Reports
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
-from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes

@@ -72,16 +72,14 @@ from holdfast.membership.master.rounds import (
     repairer,
     round_scheduler,
 )
-from holdfast.membership.master.rounds.attempt import Attempt
-from holdfast.membership.master.rounds.outcome import ReductionOutcome
+from holdfast.membership.master.rounds.attempt import Attempt, ReductionOutcome
 from holdfast.membership.master.rounds.round import Round
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
-from holdfast.membership.master.state.detector import Detector
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
-from holdfast.membership.master.state.roster import Member, Roster
+from holdfast.membership.master.state.roster import Detector, Member, Roster
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.protocol.messages import Donate, FragmentHead, Repair
 from holdfast.simulation.batch import broken_by

@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.membership.master.state.detector import Detector
+from holdfast.membership.master.state.roster import Detector
 from holdfast.simulation.batch import broken_by
 from holdfast.simulation.frozen_hosts import FrozenHosts, on_host
 from holdfast.simulation.hostile_peer import Falsehood, Hostile

@@ -45,8 +45,7 @@ from ..state.context import Context, quoted
 from ..state.journal import PeerRevoked
 from ..state.roster import Member
 from ..state.voting_blocs import Voice, voices_of
-from .attempt import Attempt
-from .outcome import Audit, Check, ReductionOutcome
+from .attempt import Attempt, Audit, Check, ReductionOutcome
 from .round import Round
 from .round_table import RoundTable
 

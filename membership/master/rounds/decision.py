@@ -16,11 +16,11 @@ from ..state.context import Context, quoted
 from ..state.journal import RoundCommitted
 from ..sync.state_sync import StateSync
 from .accusations import Accusations
+from .attempt import ReductionOutcome
 from .audits import Auditing
 from .contribution_checks import ContributionChecks
 from .inquirer import Inquirer
 from .inquiry import Question
-from .outcome import ReductionOutcome
 from .reduction_orders import ReductionOrders
 from .repairer import Repairer
 from .round import Round

@@ -34,14 +34,13 @@ from ..state.context import Context, quoted
 from ..state.roster import Member
 from ..sync.state_sync import StateSync
 from .accusations import Accusations
-from .attempt import Attempt
+from .attempt import Attempt, ReductionOutcome
 from .audits import Auditing
 from .contribution_checks import ContributionChecks
 from .decision import Decision
 from .inquirer import Inquirer
 from .inquiry import Question
 from .norms import makes_sense
-from .outcome import ReductionOutcome
 from .reduction_orders import ReductionOrders
 from .repairer import Repairer
 from .round import Round

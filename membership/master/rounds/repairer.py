@@ -13,8 +13,7 @@ from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context
 from ..state.roster import Member
-from .attempt import Attempt
-from .outcome import ReductionOutcome
+from .attempt import Attempt, ReductionOutcome
 from .repair import plan_repair
 from .round import Round
 from .round_table import RoundTable

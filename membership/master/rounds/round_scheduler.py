@@ -22,11 +22,11 @@ from ..state.roster import CopyState, Member, can_contribute
 from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
+from .contribution_checks import SameSamples
 from .reduction_driver import ReductionDriver
 from .round import NOTHING_TRAINED, Round, RoundPhase, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
-from .same_samples import SameSamples
 
 ROUNDS_IN_FLIGHT_MAX = 4  # each of another fragment; at most one of them is open
 

@@ -15,7 +15,6 @@ from ....protocol.messages import Message, Notice, RefusalCode
 from ....protocol.text import escaped, plain
 from ...shared.event_kind import EventKind
 from ...spec.spec import RunSpec
-from .detector import Detector
 from .history import RunHistory
 from .journal import JournalRecord
 from .master_effects import (
@@ -27,9 +26,8 @@ from .master_effects import (
     RecordDurably,
     SendMessage,
 )
-from .roster import Member, Roster, waiting_in_line
-from .round_schedule import due_step, moved_to
-from .run_totals import RunTotals
+from .roster import Detector, Member, Roster, waiting_in_line
+from .round_schedule import RunTotals, due_step, moved_to
 
 DEPARTED_MAX = 64  # former members that the status shows
 LOT_BYTES = 32  # length of a master's ``lot``
