@@ -3,7 +3,7 @@
 A codec is a pure function of its input: encoding the same values gives the same bytes, decoding the
 same bytes gives the same bits, on every machine. Decoding is elementwise float32 (conversions that
 are exact, then at most one multiply), so x86 and Arm agree. Codecs hold no state; error feedback is
-in ``error_feedback``, compression of encodings in ``compression``.
+in ``error_feedback``, compression of encodings at the end.
 
     name   bits a value   what is encoded
     fp32   32             everything, bit for bit (little-endian)

@@ -160,7 +160,7 @@ class FrameRouter:
             self._changed.notify_all()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """Find the frame's sink and its memory, in a thread; None: ask ``place`` instead."""
+        """Find the frame's sink and its memory, in a thread, or None: then ask ``place``."""
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)

@@ -14,10 +14,10 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_170, "tests": 59_150, "benchmarks": 6_560}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_160, 33_400
+LINES = {"simulation": 5_090, "tests": 59_260, "benchmarks": 6_560}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 57_520, 33_450
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
-LARGE_CLASSES, LONG_MODULES = 18, 9
+LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
 def test_the_package_is_no_larger_than_agreed() -> None:
