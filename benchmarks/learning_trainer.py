@@ -28,15 +28,9 @@ from examples.train import CONTEXT
 from holdfast.client.attach import attach_over
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.daemon.peer.trainer.port import TrainerEvents
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
-from holdfast.protocol.messages import (
-    ArenaOpened,
-    FragmentSize,
-    Message,
-    ModelLayout,
-    TrainerHello,
-)
 from holdfast.simulation.drifting_trainer import SimTrainer
 from holdfast.simulation.witness import Witness
 
@@ -104,7 +98,7 @@ class PatientConnection(DaemonConnection):
         super().__init__(stream)
         self._wait = wait
 
-    def receive(self) -> Message:
+    def receive(self) -> m.Message:
         while (message := self.receive_nowait()) is None:
             self._wait(math.inf)
         return message
@@ -129,7 +123,7 @@ class TorchTrainer(SimTrainer):
     def __init__(
         self,
         peer: str,
-        layout: ModelLayout,
+        layout: m.ModelLayout,
         witness: Witness,
         *,
         step_s: float,
@@ -156,7 +150,7 @@ class TorchTrainer(SimTrainer):
         finally:
             self._close_files()
 
-    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+    def open_arenas(self, sizes: Sequence[m.FragmentSize]) -> tuple[Arena, Arena]:
         self._close_files()
         self._files = [create_arena_file(sizes) for _ in range(2)]
         self._shared, self._posted = (map_arena(each, sizes) for each in self._files)
@@ -196,7 +190,7 @@ class TorchTrainer(SimTrainer):
         """Pass on what the script has said."""
         assert self._events is not None
         while (message := line.receive_nowait()) is not None:
-            if isinstance(message, TrainerHello):  # a daemon hears of it as ``trainer_came``
+            if isinstance(message, m.TrainerHello):  # a daemon hears of it as ``trainer_came``
                 assert message.layout == self.layout
             else:
                 self._events.trainer_sent(message)
@@ -208,11 +202,11 @@ class TorchTrainer(SimTrainer):
             except trio.WouldBlock:
                 return
 
-    def _put(self, line: socket.socket, message: Message) -> None:
+    def _put(self, line: socket.socket, message: m.Message) -> None:
         """As the daemon's bridge does: frame, descriptors with the arenas, then the count."""
         body = wire.encode(message)
         frame = len(body).to_bytes(4, "big") + body
-        files = self._files if isinstance(message, ArenaOpened) else []
+        files = self._files if isinstance(message, m.ArenaOpened) else []
         sent_bytes = socket.send_fds(line, [frame], files)
         assert sent_bytes == len(frame), "the script does not read"
         self._mail_count += 1

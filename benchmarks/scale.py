@@ -41,18 +41,9 @@ from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.shared.brief_orders import read_numbers, sum_differences
 from holdfast.membership.spec.spec import RunSpec
+from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import (
-    MEMBERS_MAX,
-    VERSION_MAX,
-    VERSION_MIN,
-    FragmentSize,
-    Hello,
-    ModelLayout,
-    Role,
-    TensorSpec,
-)
 from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryWorld
@@ -80,8 +71,8 @@ name = "scale"
 sync_every = 100
 """
 
-LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
-SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
+LAYOUT = m.ModelLayout((m.TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
+SIZE = m.FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
 PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
 
@@ -199,10 +190,10 @@ class LightPeer:
     async def _dial(self) -> Channel:
         return await self.network.dial(self.master, party=Party.MASTER)
 
-    def _hello(self) -> Hello:
-        return Hello(
-            version_min=VERSION_MIN,
-            version_max=VERSION_MAX,
+    def _hello(self) -> m.Hello:
+        return m.Hello(
+            version_min=m.VERSION_MIN,
+            version_max=m.VERSION_MAX,
             run_id=RUN_ID,
             name=self.name,
             addresses=(str(self.at),),
@@ -397,7 +388,7 @@ async def _measured(peers: int) -> Scale:
 
             def join(number: int) -> None:
                 name, peer = f"n{number}", peer_of(number + 1)
-                store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
+                store.admit(peer, GrantRow(m.Role.CONTRIBUTOR, number == 0, name))
                 host, lot = world.host(name, peer), random.Random(number)
                 light = LightPeer(name, peer, host, lot, progress_every_s(peers))
                 nursery.start_soon(light.run, heartbeat_s)
@@ -523,8 +514,8 @@ def main() -> int:
     parser.add_argument("--peers", default=",".join(map(str, COUNTS)), metavar="N[,...]")
     options = parser.parse_args()
     counts = tuple(int(text) for text in listed(options.peers))
-    if not all(2 <= count < MEMBERS_MAX for count in counts):
-        parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
+    if not all(2 <= count < m.MEMBERS_MAX for count in counts):
+        parser.error(f"from 2 to {m.MEMBERS_MAX - 1} peers: one more joins in the end")
     return tell(scale(counts), options)
 
 

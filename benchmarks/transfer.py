@@ -36,17 +36,8 @@ from holdfast.checkpoint.donor import Donor
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.membership.planning.predict import FETCHES_MAX
+from holdfast.protocol import messages as m
 from holdfast.protocol.arena import create_arena_file, map_arena
-from holdfast.protocol.messages import (
-    BlocksRefused,
-    BlocksRequest,
-    FragmentHead,
-    FragmentSize,
-    Index,
-    IndexRequest,
-    Message,
-    SyncFragment,
-)
 
 VALUE_BYTES = 4
 FRAGMENTS = 4  # of the state
@@ -66,10 +57,10 @@ class TransferOptions:
     warm_up: int
 
     @property
-    def sizes(self) -> tuple[FragmentSize, ...]:
+    def sizes(self) -> tuple[m.FragmentSize, ...]:
         """The fragments' sizes, with as much momentum as values, as in most runs."""
         count = max(1, self.bytes // (2 * VALUE_BYTES * FRAGMENTS))
-        return (FragmentSize(count, count, 1),) * FRAGMENTS
+        return (m.FragmentSize(count, count, 1),) * FRAGMENTS
 
 
 def make_state(options: TransferOptions) -> SharedState:
@@ -116,11 +107,11 @@ class StateCopier:
 
     options: TransferOptions
     node: BenchRank
-    heads: list[FragmentHead] = field(factory=list)
+    heads: list[m.FragmentHead] = field(factory=list)
     joiner: Joiner | None = None
 
-    def receive(self, peer: str, message: Message) -> None:
-        assert isinstance(message, Index | BlocksRefused)
+    def receive(self, peer: str, message: m.Message) -> None:
+        assert isinstance(message, m.Index | m.BlocksRefused)
         if self.joiner is not None:
             self.joiner.receive(peer, message)
 
@@ -151,7 +142,7 @@ class StateCopier:
 
         async def fetch() -> None:
             while left:
-                await joiner.fetch(SyncFragment(left.pop(), donors))
+                await joiner.fetch(m.SyncFragment(left.pop(), donors))
 
         started_s = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -174,8 +165,8 @@ async def _give(options: TransferOptions, node: BenchRank) -> None:
     await trio.to_thread.run_sync(fill, state)
     donor = Donor(state, node.hub, node.network)
 
-    async def hear(peer: str, message: Message) -> None:
-        assert isinstance(message, IndexRequest | BlocksRequest)
+    async def hear(peer: str, message: m.Message) -> None:
+        assert isinstance(message, m.IndexRequest | m.BlocksRequest)
         donor.receive(peer, message)
 
     node.hub.on_message = hear
@@ -192,13 +183,13 @@ async def _give(options: TransferOptions, node: BenchRank) -> None:
 async def _copy(options: TransferOptions, node: BenchRank) -> Report:
     copier = StateCopier(options, node)
 
-    async def hear(peer: str, message: Message) -> None:
+    async def hear(peer: str, message: m.Message) -> None:
         copier.receive(peer, message)
 
     node.hub.on_message = hear
     node.hub.set_members(node.members)
     answers = await node.seat.exchange({})
-    copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in answers[1]["heads"]]
+    copier.heads = [m.FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in answers[1]["heads"]]
     await node.link_all()
     figures = TransferFigures()
     for _repetition in range(options.warm_up + options.repeat):

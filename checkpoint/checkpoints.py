@@ -24,9 +24,9 @@ from attrs import field, frozen
 from attrs.validators import matches_re, max_len
 from blake3 import blake3
 
+from ..protocol import messages as m
 from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
-from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, ModelLayout
 from .blocks import (
     BlockPlace,
     Bytes,
@@ -95,7 +95,7 @@ class Manifest:
     """
 
     format: int
-    run_id: str = field(validator=matches_re(RUN_ID))
+    run_id: str = field(validator=matches_re(m.RUN_ID))
     lineage: str = field(validator=matches_re(r"[0-9a-f]{64}"))
     term: int
     nonce: str = field(validator=matches_re(r"([0-9a-f]{2}){0,128}"))
@@ -103,9 +103,9 @@ class Manifest:
     step: int
     written_s: float  # Unix time
     spec_toml: str
-    layout: ModelLayout
-    sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
-    heads: tuple[SavedHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    layout: m.ModelLayout
+    sizes: tuple[m.FragmentSize, ...] = field(validator=max_len(m.FRAGMENTS_MAX))
+    heads: tuple[SavedHead, ...] = field(validator=max_len(m.FRAGMENTS_MAX))
 
     def __attrs_post_init__(self) -> None:
         if len(self.heads) != len(self.sizes):
@@ -127,9 +127,9 @@ class Manifest:
         digest = digest[:DIGEST_CHARS]
         return f"{self.branch}-{self.step:09d}-{self.rounds:06d}-{digest}.safetensors"
 
-    def fragment_heads(self) -> tuple[FragmentHead, ...]:
+    def fragment_heads(self) -> tuple[m.FragmentHead, ...]:
         return tuple(
-            FragmentHead(number, head.version, bytes.fromhex(head.root))
+            m.FragmentHead(number, head.version, bytes.fromhex(head.root))
             for number, head in enumerate(self.heads)
         )
 
@@ -147,7 +147,7 @@ def manifest_of(
     nonce: bytes,
     branch: int,
     step: int,
-    layout: ModelLayout,
+    layout: m.ModelLayout,
     spec_toml: str,
     now_s: float,
 ) -> Manifest | None:

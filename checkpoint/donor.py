@@ -18,8 +18,8 @@ from ..collectives.links.hub import LinkHub
 from ..collectives.links.link import Link
 from ..collectives.links.rates.send_priority import SendRank
 from ..collectives.links.send_queue import Frame, Load
+from ..protocol import messages as m
 from ..protocol.errors import PeerLostError, RemoteProtocolError
-from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .fragment_state import NotHeldError
@@ -36,7 +36,7 @@ class _Batch:
       refusal: why the rest is not sent: the version is gone.
     """
 
-    def __init__(self, state: SharedState, request: BlocksRequest) -> None:
+    def __init__(self, state: SharedState, request: m.BlocksRequest) -> None:
         self.request = request
         self.refusal = ""
         self._state = state
@@ -78,7 +78,7 @@ class Donor:
         self._hub = hub
         self._network = network
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[str, Link, IndexRequest | BlocksRequest]] = []
+        self._early: list[tuple[str, Link, m.IndexRequest | m.BlocksRequest]] = []
         # Requested blocks that were not sent yet, by receiver.
         self._unsent: Counter[str] = Counter()
 
@@ -95,13 +95,13 @@ class Donor:
         finally:
             self._nursery = None
 
-    def receive(self, peer: str, message: IndexRequest | BlocksRequest) -> None:
+    def receive(self, peer: str, message: m.IndexRequest | m.BlocksRequest) -> None:
         """Take a request that came over a link.
 
         Raises:
           RemoteProtocolError: it asks for something that does not exist, or for too many blocks.
         """
-        if isinstance(message, IndexRequest):
+        if isinstance(message, m.IndexRequest):
             self._check_fragment(message.head.fragment)
         else:
             self._check_fragment(message.fragment)
@@ -126,16 +126,18 @@ class Donor:
         if fragment >= len(self._state.sizes):
             raise RemoteProtocolError(f"there is no fragment {fragment}")
 
-    async def _serve(self, peer: str, link: Link, request: IndexRequest | BlocksRequest) -> None:
+    async def _serve(
+        self, peer: str, link: Link, request: m.IndexRequest | m.BlocksRequest
+    ) -> None:
         try:
-            if isinstance(request, IndexRequest):
+            if isinstance(request, m.IndexRequest):
                 await link.send(await self._index(request.head))
                 return
             batch = _Batch(self._state, request)
             await link.send_from(batch, SendRank.COPY)
             if batch.refusal:
                 await link.send(
-                    BlocksRefused(
+                    m.BlocksRefused(
                         request.fragment, request.version, request.transfer, batch.refusal
                     )
                 )
@@ -146,16 +148,16 @@ class Donor:
             if not self._unsent[peer]:
                 del self._unsent[peer]
 
-    async def _index(self, head: FragmentHead) -> Index | BlocksRefused:
+    async def _index(self, head: m.FragmentHead) -> m.Index | m.BlocksRefused:
         try:
             digests = self._state.index(head.fragment, head.version)
         except NotHeldError as error:
-            return BlocksRefused(head.fragment, head.version, 0, str(error))
+            return m.BlocksRefused(head.fragment, head.version, 0, str(error))
         fits = partial(self._state.check_index, head, digests)
         if not await self._network.run_sync(fits):
-            return BlocksRefused(head.fragment, head.version, 0, "its copy has another root")
-        return Index(head, digests)
+            return m.BlocksRefused(head.fragment, head.version, 0, "its copy has another root")
+        return m.Index(head, digests)
 
 
-def _count(request: IndexRequest | BlocksRequest) -> int:
-    return 1 if isinstance(request, IndexRequest) else len(request.blocks)
+def _count(request: m.IndexRequest | m.BlocksRequest) -> int:
+    return 1 if isinstance(request, m.IndexRequest) else len(request.blocks)

@@ -25,16 +25,8 @@ from attrs import define, field
 from ..collectives.links.event_loop import Loop
 from ..collectives.links.hub import LinkHub
 from ..collectives.links.link import Link
+from ..protocol import messages as m
 from ..protocol.errors import PeerLostError, StateMismatchError
-from ..protocol.messages import (
-    BlocksRefused,
-    BlocksRequest,
-    CopyProgress,
-    FragmentHead,
-    Index,
-    IndexRequest,
-    SyncFragment,
-)
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .blocks import DIGEST_BYTES, FragmentArrays
@@ -55,7 +47,9 @@ OWED_S_MAX = 3.0  # a block owed for longer is also requested from a donor witho
 
 RATE_S = 10.0  # the rate of a fetch is the mean over this time
 
-OnProgress = Callable[[CopyProgress, int], None]  # the progress, and the bytes of blocks that came
+OnProgress = Callable[
+    [m.CopyProgress, int], None
+]  # the progress, and the bytes of blocks that came
 
 
 @define(eq=False)
@@ -72,7 +66,7 @@ class Joiner:
     hub: LinkHub
     network: Network
     partial_copies: PartialCopies | None = field(default=None, kw_only=True)
-    on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = field(
+    on_disk: Callable[[m.FragmentHead], tuple[FragmentArrays, bytes] | None] = field(
         default=lambda _head: None, kw_only=True
     )
     # Blocks that come later go to ``partial_copies``, too.
@@ -80,14 +74,14 @@ class Joiner:
     _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
     _turns: dict[int, trio.Lock] = field(factory=dict, init=False)
 
-    def receive(self, peer: str, message: Index | BlocksRefused) -> None:
+    def receive(self, peer: str, message: m.Index | m.BlocksRefused) -> None:
         """Take an answer that came over a link; an unexpected one is ignored."""
-        fragment = message.head.fragment if isinstance(message, Index) else message.fragment
+        fragment = message.head.fragment if isinstance(message, m.Index) else message.fragment
         fetch = self._fetches.get(fragment)
         if fetch is not None:
             fetch.hear(peer, message)
 
-    async def fetch(self, order: SyncFragment, progress: OnProgress | None = None) -> FetchReport:
+    async def fetch(self, order: m.SyncFragment, progress: OnProgress | None = None) -> FetchReport:
         """Bring a fragment to ``order.head``, from ``order.donors``.
 
         Blocks whose bytes are here already are not sent again; the others come from all donors at
@@ -145,7 +139,7 @@ class Joiner:
 class _Fetch:
     """One transfer of one fragment; the hub's sink for its frames."""
 
-    def __init__(self, joiner: Joiner, order: SyncFragment, progress: OnProgress | None) -> None:
+    def __init__(self, joiner: Joiner, order: m.SyncFragment, progress: OnProgress | None) -> None:
         self._joiner = joiner
         self._head = order.head
         # Random, so that a restarted daemon ignores frames for its predecessor.
@@ -244,11 +238,11 @@ class _Fetch:
         if not self._complete() and donor.has_room:
             donor.send.send_nowait(None)
 
-    def hear(self, peer: str, message: Index | BlocksRefused) -> None:
+    def hear(self, peer: str, message: m.Index | m.BlocksRefused) -> None:
         donor = self._donors.get(peer)
         if donor is None or donor.gone:
             return
-        if isinstance(message, Index):
+        if isinstance(message, m.Index):
             expected = donor.asked_index and message.head == self._head
         else:
             # The refusal of an index has transfer 0.
@@ -286,7 +280,7 @@ class _Fetch:
         """Request the index; the first donor that answers begins the transfer."""
         donor.asked_index = True
         donor.heard_s = trio.current_time()
-        await self._within_stall(link.send(IndexRequest(self._head)), donor)
+        await self._within_stall(link.send(m.IndexRequest(self._head)), donor)
 
     def wants_of(self, peer: str) -> bool:
         """Return whether unrequested blocks are left that this donor would serve."""
@@ -321,7 +315,7 @@ class _Fetch:
         if not donor.outstanding:
             donor.heard_s = now_s
         donor.outstanding.update(dict.fromkeys(blocks, now_s))
-        request = BlocksRequest(
+        request = m.BlocksRequest(
             self._head.fragment, self._head.version, self._transfer, tuple(blocks)
         )
         await self._within_stall(link.send(request), donor)
@@ -343,12 +337,12 @@ class _Fetch:
     async def _take(self, donor: DonorView, item: Item) -> None:
         if isinstance(item, PeerLostError | StateMismatchError):
             raise item
-        if isinstance(item, Index):
+        if isinstance(item, m.Index):
             await self._begin(item.digests)
-        elif isinstance(item, BlocksRefused):
+        elif isinstance(item, m.BlocksRefused):
             await self._refused(donor, item)
 
-    async def _refused(self, donor: DonorView, message: BlocksRefused) -> None:
+    async def _refused(self, donor: DonorView, message: m.BlocksRefused) -> None:
         """Let other donors serve this one's blocks and wait: it may not have the version yet."""
         donor.refusals += 1
         if donor.refusals >= REFUSALS_MAX:
@@ -477,11 +471,11 @@ class _Arrived:
         while now_s - self._came[0][0] > RATE_S:
             self._came.popleft()
 
-    def progress(self, head: FragmentHead, giving: tuple[str, ...]) -> CopyProgress:
+    def progress(self, head: m.FragmentHead, giving: tuple[str, ...]) -> m.CopyProgress:
         """Return the progress of the fetch of ``head`` from the donors that owe blocks."""
         (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
         past_s = trio.current_time() - then_s
-        return CopyProgress(
+        return m.CopyProgress(
             head.fragment,
             head.version,
             self._count,

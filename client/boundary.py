@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
-from ..protocol.messages import COUNT_MAX, Posted, RankSamples, RoundEnded, RoundOpened
+from ..protocol import messages as m
 
 
 @define
@@ -110,7 +110,7 @@ class BoundaryMachine:
         # Likewise, the own steps.
         self._contributed_steps: dict[int, int] = {}
         self._loaded_step = 0
-        self._step_limit = COUNT_MAX
+        self._step_limit = m.COUNT_MAX
         # Train on to the step limit without posting or waiting for rounds.
         self._master_away = False
 
@@ -165,7 +165,7 @@ class BoundaryMachine:
         """Return the posted fragments of which the daemon does not know yet."""
         return [f for f in self.posted_fragments if not self._rounds[f].announced]
 
-    def announce_post(self, fragment: int, version: int, step_s: float) -> Posted:
+    def announce_post(self, fragment: int, version: int, step_s: float) -> m.Posted:
         """Record that a posted fragment is announced to the daemon, and return the message.
 
         Args:
@@ -176,8 +176,8 @@ class BoundaryMachine:
         assert opened.posted_tokens is not None
         opened.announced = True
         tokens = opened.posted_tokens - self._counted_tokens(fragment)
-        samples = RankSamples(self._data_rank, self._loaded_samples, opened.posted_samples)
-        return Posted(
+        samples = m.RankSamples(self._data_rank, self._loaded_samples, opened.posted_samples)
+        return m.Posted(
             opened.number,
             fragment,
             version,
@@ -212,7 +212,7 @@ class BoundaryMachine:
     def next_due_step(self, overlap_steps: int) -> int:
         """Return the first step at which something is due even if no message comes."""
         if self.finished:
-            return COUNT_MAX
+            return m.COUNT_MAX
         if not self.contributing:
             return 0
         steps = [self._step_limit] if self._step_limit > self.step else []
@@ -221,11 +221,11 @@ class BoundaryMachine:
                 steps.append(opened.at_step)
             else:
                 steps.append(opened.posted_step + overlap_steps)
-        return min(steps, default=COUNT_MAX)
+        return min(steps, default=m.COUNT_MAX)
 
     # ------------------------------------------------------------ the daemon's messages
 
-    def open_round(self, message: RoundOpened) -> None:
+    def open_round(self, message: m.RoundOpened) -> None:
         """Record an open round. If it is known and due earlier now, the others wait: post now."""
         self._limit(message.step_limit)
         known = self._rounds.get(message.fragment)
@@ -234,7 +234,7 @@ class BoundaryMachine:
         elif known.posted_tokens is None:
             known.at_step = min(known.at_step, self.step)
 
-    def end_round(self, message: RoundEnded) -> EndedRound:
+    def end_round(self, message: m.RoundEnded) -> EndedRound:
         """Forget a round that is over; after a commit, move on to the run's step.
 
         A round that was posted before a load counts as not posted: its delta is in no tensor.

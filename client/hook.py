@@ -22,8 +22,8 @@ from typing import Literal, Self, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import torch
 
+from ..protocol import messages as m
 from ..protocol.arena import SAMPLES_SLOT, STEP_SLOT, TOKENS_SLOT
-from ..protocol.messages import METRICS_MAX, NAME_CHARS_MAX, Failing, Metrics, RankPart
 from .attach_errors import MisuseError
 from .boundary import BoundaryMachine
 from .callbacks import Callback, CallbackRunner
@@ -70,11 +70,11 @@ class Run:
         trained: TrainedParameters,
         clock: Callable[[], float] = time.monotonic,
         callbacks: Sequence[Callback] = (),
-        part: RankPart | None = None,
+        part: m.RankPart | None = None,
         socket_path: str = "",
         first_batches: FirstBatches | None = None,
     ) -> None:
-        part = RankPart() if part is None else part
+        part = m.RankPart() if part is None else part
         self.seed = seed_of(part.data_rank)
         self._part = part
         self._socket_path = socket_path
@@ -86,7 +86,7 @@ class Run:
         self._misuse = "from another thread than the one that attached"
         _attached.add(self)
         self._crash_report = CrashReport(
-            lambda kind, reason: connection.send_last(Failing(kind, reason))
+            lambda kind, reason: connection.send_last(m.Failing(kind, reason))
         )
         callbacks_runner = CallbackRunner(callbacks, clock()) if callbacks else None
         optimizer = InnerOptimizer(trained.optimizer)
@@ -330,12 +330,12 @@ class Run:
         """
         if self._thread != get_ident():
             self._refuse_misuse("log")
-        if len(values) > METRICS_MAX:
-            raise ValueError(f"{len(values)} figures at once, at most {METRICS_MAX} are taken")
+        if len(values) > m.METRICS_MAX:
+            raise ValueError(f"{len(values)} figures at once, at most {m.METRICS_MAX} are taken")
         numbers = {name: float(value) for name, value in values.items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        short = {name[:NAME_CHARS_MAX]: value for name, value in finite.items()}
-        self._orders.send(Metrics(self._machine.step, short))
+        short = {name[: m.NAME_CHARS_MAX]: value for name, value in finite.items()}
+        self._orders.send(m.Metrics(self._machine.step, short))
         if self._callbacks is not None:
             self._callbacks.logged(self._machine.step, finite)
 

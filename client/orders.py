@@ -20,26 +20,9 @@ from pathlib import Path
 import torch
 from attrs import define, field
 
+from ..protocol import messages as m
 from ..protocol.arena import STEP_SLOT, NotWholeError
 from ..protocol.errors import NO_LAST_WEIGHTS, RemoteProtocolError
-from ..protocol.messages import (
-    COUNT_MAX,
-    ArenaOpened,
-    ExtendStepLimit,
-    Failing,
-    FailureKind,
-    Finished,
-    InitialPosted,
-    KeepState,
-    Load,
-    Message,
-    PostInitial,
-    RankPart,
-    Rejected,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-)
 from .attach_errors import AttachRefused, DaemonGone
 from .boundary import BoundaryMachine
 from .callbacks import CallbackRunner, Merge
@@ -67,14 +50,14 @@ class Orders:
     _inner_optimizer: InnerOptimizer
     _machine: BoundaryMachine
     _quiet: QuietStep
-    _part: RankPart
+    _part: m.RankPart
     _callbacks: CallbackRunner | None
     tensors: tuple[SharedTensor, ...] = field(init=False)
     writes: tuple[int, ...] | None = field(default=None, init=False)
     round_count: int = field(default=0, init=False)
     _arenas: Arenas | None = field(default=None, init=False)
     _local_checkpoint: LocalCheckpoint | None = field(default=None, init=False)
-    _spoilt_max: int = field(default=COUNT_MAX, init=False)
+    _spoilt_max: int = field(default=m.COUNT_MAX, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.tensors = self._inner_optimizer.bind(self._trained.tensors)
@@ -86,7 +69,7 @@ class Orders:
             raise RemoteProtocolError("the daemon sent orders before it opened its arenas")
         return self._arenas
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: m.Message) -> None:
         """Carry out a message."""
         try:
             self._obey(message)
@@ -97,48 +80,48 @@ class Orders:
             if self._part.world_size == 1:
                 self._machine.loaded = False
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: m.Message) -> None:
         machine = self._machine
         match message:
-            case RoundOpened():
+            case m.RoundOpened():
                 machine.open_round(message)
-            case RoundEnded():
+            case m.RoundEnded():
                 self._end_round(message)
-            case SetRole():
+            case m.SetRole():
                 machine.contributing = message.contributing
                 machine.leads, machine.total_steps = message.leads, message.total_steps
-            case Load():
+            case m.Load():
                 self._move_to(message)
-            case ExtendStepLimit():
+            case m.ExtendStepLimit():
                 arenas = self.arenas
                 if arenas.overlap_steps == 0:
                     for fragment in machine.posted_fragments:
                         arenas.replicas[fragment].keep()
                 machine.extend_limit(message.step_limit)
-            case KeepState():
+            case m.KeepState():
                 checkpoint = self._local_checkpoint
                 if checkpoint is not None and machine.loaded and not self._quiet.spoilt_count:
                     checkpoint.keep(machine.step)
-            case Finished():
+            case m.Finished():
                 self._finish()
-            case ArenaOpened():
+            case m.ArenaOpened():
                 self._open_arenas(message)
-            case PostInitial():
+            case m.PostInitial():
                 for fragment, replica in enumerate(self.arenas.replicas):
                     replica.post_present()
                     self.arenas.spent.add(fragment)
-                self.send(InitialPosted())
-            case Rejected():
+                self.send(m.InitialPosted())
+            case m.Rejected():
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
             case _:
                 raise RemoteProtocolError(f"the daemon sent a {type(message).__name__}")
 
-    def _open_arenas(self, message: ArenaOpened) -> None:
+    def _open_arenas(self, message: m.ArenaOpened) -> None:
         if self._arenas is not None:
             raise RemoteProtocolError("the daemon opened its arenas a second time")
         descriptors = self._connection.take_descriptors()
         self._arenas = Arenas.open(message, descriptors, self.tensors, self._pause, self.writes)
-        self._spoilt_max = message.nan_steps or COUNT_MAX
+        self._spoilt_max = message.nan_steps or m.COUNT_MAX
         if message.local_checkpoint:
             path = rank_path(Path(message.local_checkpoint), self._part)
             self._local_checkpoint = LocalCheckpoint(path, self._trained.optimizer)
@@ -151,7 +134,7 @@ class Orders:
 
     # ------------------------------------------------------------ rounds and loads
 
-    def _end_round(self, message: RoundEnded) -> None:
+    def _end_round(self, message: m.RoundEnded) -> None:
         arenas, machine = self.arenas, self._machine
         fragment = message.fragment
         replica = arenas.replicas[fragment]
@@ -178,7 +161,7 @@ class Orders:
             merged = (message.round, fragment, message.version, contributed, self.round_count)
             self._callbacks.merged(Merge(machine.step, *merged))
 
-    def _move_to(self, message: Load) -> None:
+    def _move_to(self, message: m.Load) -> None:
         machine = self._machine
         first = not machine.loaded
         machine.move_to(message.step, message.step_limit)
@@ -220,9 +203,9 @@ class Orders:
             if self._part.world_size == 1:  # several ranks stop together: ``Load`` comes to all
                 machine.loaded, quiet.due_step = False, 0
             reason = f"the loss was not finite {count} times in a row, up to step {machine.step}"
-            self.send(Failing(FailureKind.NAN, reason))
+            self.send(m.Failing(m.FailureKind.NAN, reason))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         """Send a message. A daemon that has ended is no error once the run is over."""
         with suppress(DaemonGone):
             self._connection.send(message)

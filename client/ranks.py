@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
+from ..protocol import messages as m
 from ..protocol.errors import RemoteProtocolError
-from ..protocol.messages import (
-    RANKS_MAX,
-    Message,
-    RankOrders,
-    RankPart,
-    RankPassOn,
-    RankTrainsOn,
-    RankWaits,
-    Rejected,
-    TensorBox,
-)
 from .attach_errors import AttachRefused, ModelError
 from .daemon_connection import DaemonConnection
 from .state.tensors import SharedTensor, is_sharded
@@ -40,7 +30,7 @@ WORLD_SIZE_VARIABLE = "WORLD_SIZE"  # set by torchrun
 
 def part_of(
     model: nn.Module, tensors: Sequence[SharedTensor], data_rank: int | None = None
-) -> RankPart:
+) -> m.RankPart:
     """Return what this process holds of the model.
 
     Args:
@@ -61,24 +51,24 @@ def part_of(
                     f"for a single process unset {WORLD_SIZE_VARIABLE}"
                 ),
             )
-        return RankPart()
+        return m.RankPart()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size == 1:
-        return RankPart()
-    if world_size > RANKS_MAX:
-        raise ModelError(f"{world_size} processes are one peer; at most {RANKS_MAX} can be")
+        return m.RankPart()
+    if world_size > m.RANKS_MAX:
+        raise ModelError(f"{world_size} processes are one peer; at most {m.RANKS_MAX} can be")
     if data_rank is None:
         data_rank = _data_rank(model, rank)
     elif not 0 <= data_rank < world_size:
         raise ModelError(f"data_rank is {data_rank}; it must be from 0 to {world_size - 1}")
     boxes = tuple(_box(tensor) for tensor in tensors)
     whole = all(tensor.box is None for tensor in tensors)
-    return RankPart(rank, world_size, data_rank, () if whole else boxes)
+    return m.RankPart(rank, world_size, data_rank, () if whole else boxes)
 
 
-def _box(tensor: SharedTensor) -> TensorBox:
+def _box(tensor: SharedTensor) -> m.TensorBox:
     shape = tensor.spec.shape
-    return TensorBox((0,) * len(shape), shape) if tensor.box is None else tensor.box
+    return m.TensorBox((0,) * len(shape), shape) if tensor.box is None else tensor.box
 
 
 def _data_rank(model: nn.Module, rank: int) -> int:
@@ -116,7 +106,7 @@ class RankWord:
         self._connection = connection
         self._handling = False
 
-    def wait(self, step: int, *, must: bool) -> Sequence[Message] | None:
+    def wait(self, step: int, *, must: bool) -> Sequence[m.Message] | None:
         """Wait at a step for the daemon's word.
 
         Returns:
@@ -126,19 +116,19 @@ class RankWord:
           AttachRefused: the daemon does not take these ranks.
           DaemonGone: the daemon closed the connection.
         """
-        self._connection.send(RankWaits(step, must))
+        self._connection.send(m.RankWaits(step, must))
         self._handling = False
         return self.receive()
 
-    def receive(self) -> Sequence[Message] | None:
+    def receive(self) -> Sequence[m.Message] | None:
         """Wait as ``wait`` does, for a rank of which the daemon knows that it waits."""
         match self._connection.receive():
-            case RankPassOn():
+            case m.RankPassOn():
                 return None
-            case RankOrders(count=count):
+            case m.RankOrders(count=count):
                 self._handling = True
                 return [self._connection.receive() for _ in range(count)]
-            case Rejected() as message:
+            case m.Rejected() as message:
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
             case other:
                 raise RemoteProtocolError(f"the daemon sent a {type(other).__name__}")
@@ -147,4 +137,4 @@ class RankWord:
         """Say that all messages are handled, if there were any since the last word."""
         if self._handling:
             self._handling = False
-            self._connection.send(RankTrainsOn())
+            self._connection.send(m.RankTrainsOn())

@@ -17,15 +17,8 @@ import os
 import torch
 from attrs import define, evolve, field
 
+from ..protocol import messages as m
 from ..protocol.errors import RemoteProtocolError
-from ..protocol.messages import (
-    COUNT_MAX,
-    VERSION_MAX,
-    RankPart,
-    RankWrites,
-    Rejected,
-    TrainerHello,
-)
 from .boundary import BoundaryMachine, StepTimes
 from .daemon_connection import DaemonConnection
 from .data.first_batches import FirstBatches
@@ -51,10 +44,10 @@ class StepBoundary:
     _word: RankWord | None = field(default=None, init=False)  # of one rank of several
     _step_times: StepTimes = field(factory=StepTimes, init=False)
 
-    def attach(self, part: RankPart) -> None:
+    def attach(self, part: m.RankPart) -> None:
         """Introduce this trainer, and handle messages until the model is loaded."""
         connection, orders = self._connection, self._orders
-        orders.send(TrainerHello(VERSION_MAX, os.getpid(), layout_of(orders.tensors), part))
+        orders.send(m.TrainerHello(m.VERSION_MAX, os.getpid(), layout_of(orders.tensors), part))
         with torch.no_grad():
             if part.world_size > 1:
                 self._word = RankWord(connection)
@@ -67,9 +60,9 @@ class StepBoundary:
 
     def _attach_rank(self, word: RankWord) -> None:
         first = self._connection.receive()
-        if isinstance(first, Rejected):
+        if isinstance(first, m.Rejected):
             self._orders.handle(first)
-        if not isinstance(first, RankWrites):
+        if not isinstance(first, m.RankWrites):
             raise RemoteProtocolError(f"the daemon sent a {type(first).__name__}")
         self._orders.writes = first.tensors
         messages = word.receive()
@@ -177,7 +170,7 @@ class StepBoundary:
     def _next_due_step(self) -> int:
         """Return the first step at which something is due even if no message comes."""
         if self._machine.finished:
-            return COUNT_MAX
+            return m.COUNT_MAX
         arenas = self._orders.arenas
         if arenas.under_way:
             return self._machine.step + 1

@@ -41,21 +41,12 @@ import numpy as np
 import trio
 from attrs import frozen
 
+from ..protocol import messages as m
 from ..protocol.errors import (
     BadContributionError,
     HoldfastError,
     PeerLostError,
     RemoteProtocolError,
-)
-from ..protocol.messages import (
-    Audited,
-    AuditOrder,
-    ContributorRun,
-    Diagnosis,
-    FragmentSize,
-    MadeDigest,
-    Reduce,
-    Repair,
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
@@ -97,7 +88,7 @@ class ReduceResult:
     counters: Counters
     digest: bytes
     sent_bytes: int
-    manifest: tuple[ContributorRun, ...] = ()
+    manifest: tuple[m.ContributorRun, ...] = ()
     norm_sums: bytes = b""
     momentum_square: float = 0.0
 
@@ -152,9 +143,9 @@ class Reduction:
 
     def __init__(
         self,
-        order: Reduce,
+        order: m.Reduce,
         me: str,
-        size: FragmentSize,
+        size: m.FragmentSize,
         hub: LinkHub,
         network: Network,
         values: Values | None,
@@ -381,7 +372,7 @@ class Reduction:
         self._put_to_work(complete)
         return self._context.tracker.held()
 
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self) -> m.Diagnosis:
         """Report which peers this node waits for, and a digest of what it holds of each."""
         tracker, result = self._context.tracker, self._context.result
         contributions, results = tracker.lacking()
@@ -389,14 +380,14 @@ class Reduction:
         for index, maker in enumerate(tracker.makers()):
             made.setdefault(maker, []).append(index)
         digests = [
-            MadeDigest(maker, digest)
+            m.MadeDigest(maker, digest)
             for maker, chunks in made.items()
             if (digest := result.digest_of_chunks(chunks))
         ]
         round_, attempt = self._context.order.round, self.attempt
-        return Diagnosis(round_, attempt, tuple(contributions), tuple(results), tuple(digests))
+        return m.Diagnosis(round_, attempt, tuple(contributions), tuple(results), tuple(digests))
 
-    def repair(self, order: Repair) -> None:
+    def repair(self, order: m.Repair) -> None:
         """Go on without the lost peers: others take over the chunks that they owned.
 
         Raises:
@@ -430,7 +421,7 @@ class Reduction:
 
     # ------------------------------------------------------------ checks
 
-    def audit(self, order: AuditOrder, tell: Callable[[Audited], object]) -> None:
+    def audit(self, order: m.AuditOrder, tell: Callable[[m.Audited], object]) -> None:
         """Do this node's part in a check of the whole result; ``tell`` gets its findings."""
         if self._running is not None and order.attempt == self.attempt:
             check = SpotCheck(self._context, self._adder.added, self._hub, self._network)

@@ -27,6 +27,7 @@ from contextlib import asynccontextmanager
 import trio
 from cryptography import x509
 
+from . import messages as m
 from .addresses import Address
 from .connection_phases import ADMITTING, NEWCOMER
 from .errors import (
@@ -36,17 +37,6 @@ from .errors import (
     HoldfastError,
     RemoteProtocolError,
     UserError,
-)
-from .messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    CheckRequest,
-    EnrolAuthority,
-    EnrolHello,
-    Enrolled,
-    EnrolRequest,
-    RefusalCode,
-    Refused,
 )
 from .network.interface import Channel
 from .network.sockets import handshake, open_tcp
@@ -74,7 +64,7 @@ class Refusal(HoldfastError):
       reason: a sentence for the newcomer's operator.
     """
 
-    def __init__(self, code: RefusalCode, reason: str) -> None:
+    def __init__(self, code: m.RefusalCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = plain(reason)
@@ -146,9 +136,9 @@ async def ask_for_certificate(
     """
     messages = MessageStream(channel.stream, ADMITTING)
     served = await meet_master(messages, channel, invite)
-    await messages.send(EnrolRequest(invite.token, identity.request_pem(name), name))
-    answer = await messages.receive_expected(Enrolled, Refused)
-    if isinstance(answer, Refused):
+    await messages.send(m.EnrolRequest(invite.token, identity.request_pem(name), name))
+    answer = await messages.receive_expected(m.Enrolled, m.Refused)
+    if isinstance(answer, m.Refused):
         raise EvictedError(answer.code.value, answer.reason)
     certificate = load_certificate(answer.certificate_pem)
     check_issued(certificate, load_certificate(served.authority_pem))
@@ -158,20 +148,22 @@ async def ask_for_certificate(
     return answer.certificate_pem, served.authority_pem
 
 
-async def meet_master(messages: MessageStream, channel: Channel, invite: Invite) -> EnrolAuthority:
+async def meet_master(
+    messages: MessageStream, channel: Channel, invite: Invite
+) -> m.EnrolAuthority:
     """Send ``EnrolHello``, and check that the other end is the invite's master.
 
     Raises: as ``enrol``.
     """
-    await messages.send(EnrolHello(VERSION_MIN, VERSION_MAX))
-    served = await messages.receive_expected(EnrolAuthority, Refused)
-    if isinstance(served, Refused):
+    await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
+    served = await messages.receive_expected(m.EnrolAuthority, m.Refused)
+    if isinstance(served, m.Refused):
         raise EvictedError(served.code.value, served.reason)
     _check_master(channel, served, invite)
     return served
 
 
-def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> None:
+def _check_master(channel: Channel, served: m.EnrolAuthority, invite: Invite) -> None:
     """Raise an error unless the other end of the channel is the invite's master."""
     where = channel.remote_address
     authority = load_certificate(served.authority_pem)
@@ -202,9 +194,9 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
 async def answer_newcomer(
     channel: Channel,
     authority: Authority,
-    admit: Callable[[EnrolRequest, str], Awaitable[None]],
+    admit: Callable[[m.EnrolRequest, str], Awaitable[None]],
     *,
-    check: Callable[[MessageStream, CheckRequest], Awaitable[None]],
+    check: Callable[[MessageStream, m.CheckRequest], Awaitable[None]],
     known: Callable[[str], bool],
 ) -> None:
     """Run the master's side of the conversation, on a channel of ``Party.NEWCOMER``.
@@ -224,18 +216,18 @@ async def answer_newcomer(
     """
     messages = MessageStream(channel.stream, NEWCOMER)
     with trio.fail_after(ENROL_S):
-        hello = await messages.receive_expected(EnrolHello)
-        if hello.version_min > VERSION_MAX or hello.version_max < VERSION_MIN:
+        hello = await messages.receive_expected(m.EnrolHello)
+        if hello.version_min > m.VERSION_MAX or hello.version_max < m.VERSION_MIN:
             reason = (
-                f"this run speaks protocol {VERSION_MIN} to {VERSION_MAX},"
+                f"this run speaks protocol {m.VERSION_MIN} to {m.VERSION_MAX},"
                 f" you speak {hello.version_min} to {hello.version_max}"
             )
-            await messages.send_final(Refused(RefusalCode.VERSION, reason))
+            await messages.send_final(m.Refused(m.RefusalCode.VERSION, reason))
             return
-        await messages.send(EnrolAuthority(authority.run_id, authority.certificate_pem))
-        request = await messages.receive_expected(EnrolRequest, CheckRequest)
+        await messages.send(m.EnrolAuthority(authority.run_id, authority.certificate_pem))
+        request = await messages.receive_expected(m.EnrolRequest, m.CheckRequest)
         try:
-            if isinstance(request, CheckRequest):
+            if isinstance(request, m.CheckRequest):
                 await check(messages, request)
                 return
             certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
@@ -243,6 +235,6 @@ async def answer_newcomer(
             if not known(peer):
                 await admit(request, peer)
         except Refusal as refusal:
-            await messages.send_final(Refused(refusal.code, refusal.reason))
+            await messages.send_final(m.Refused(refusal.code, refusal.reason))
         else:
-            await messages.send_final(Enrolled(certificate_pem))
+            await messages.send_final(m.Enrolled(certificate_pem))

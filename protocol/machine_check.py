@@ -28,20 +28,11 @@ from contextlib import suppress
 import trio
 from attrs import define, evolve, field, frozen
 
+from . import messages as m
 from .addresses import Address
 from .connection_phases import ADMITTING
 from .enrolment import Refusal, meet_master, newcomers_channel
 from .errors import EvictedError, RemoteProtocolError, UserError
-from .messages import (
-    CHECKED_ADDRESSES_MAX,
-    JUNK_BYTES_MAX,
-    CheckAnswer,
-    CheckRequest,
-    ProbeBytes,
-    ProbeBytesCounted,
-    RefusalCode,
-    Refused,
-)
 from .network.interface import Network
 from .network.stream import MessageStream, receive_exactly
 from .trust.invite import Invite
@@ -75,7 +66,7 @@ class MachineCheckReport:
         round trip at most.
     """
 
-    answer: CheckAnswer
+    answer: m.CheckAnswer
     clock_ahead_s: float
     rates: ProbeRates
 
@@ -103,11 +94,13 @@ async def ask_master(
             before_s = trio.current_time()
             await meet_master(messages, channel, invite)
             round_trip_s = trio.current_time() - before_s
-            request = CheckRequest(invite.token, tuple(advertised[:CHECKED_ADDRESSES_MAX]), nonce)
+            request = m.CheckRequest(
+                invite.token, tuple(advertised[: m.CHECKED_ADDRESSES_MAX]), nonce
+            )
             await messages.send(request)
-            answer = await messages.receive_expected(CheckAnswer, Refused)
+            answer = await messages.receive_expected(m.CheckAnswer, m.Refused)
             now_s = time.time()
-            if isinstance(answer, Refused):
+            if isinstance(answer, m.Refused):
                 raise EvictedError(answer.code.value, answer.reason)
             ahead_s = now_s - round_trip_s / 2 - answer.now_s
             return MachineCheckReport(answer, ahead_s, await _time_line(messages, round_trip_s))
@@ -119,7 +112,7 @@ async def _time_line(messages: MessageStream, round_trip_s: float) -> ProbeRates
     size_bytes, junk_bytes = JUNK_BYTES_FIRST, 0
     while True:
         await _send_junk(messages, size_bytes)
-        up = await messages.receive_expected(ProbeBytesCounted)
+        up = await messages.receive_expected(m.ProbeBytesCounted)
         down = await _count_junk(messages)
         junk_bytes += 2 * size_bytes
         slow = max(up.took_s, down.took_s) >= TIMED_S_MIN
@@ -128,11 +121,11 @@ async def _time_line(messages: MessageStream, round_trip_s: float) -> ProbeRates
         size_bytes *= 4
 
 
-def _rate(counted: ProbeBytesCounted) -> float:
+def _rate(counted: m.ProbeBytesCounted) -> float:
     """Return bytes per second. The first message starts the clock, so its bytes do not count."""
-    if counted.took_s <= 0 or counted.count_bytes <= JUNK_BYTES_MAX:
+    if counted.took_s <= 0 or counted.count_bytes <= m.JUNK_BYTES_MAX:
         return math.inf
-    return (counted.count_bytes - JUNK_BYTES_MAX) / counted.took_s
+    return (counted.count_bytes - m.JUNK_BYTES_MAX) / counted.took_s
 
 
 # ---------------------------------------------------------------- the master
@@ -149,10 +142,10 @@ class Checkups:
 
     _network: Network
     _look_at_token: Callable[[str], Awaitable[None]]
-    _needs: Callable[[], CheckAnswer]
+    _needs: Callable[[], m.CheckAnswer]
     _running: Counter[str] = field(factory=Counter, init=False)  # by token
 
-    async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
+    async def answer(self, messages: MessageStream, request: m.CheckRequest, host: str) -> None:
         """Check the newcomer's machine and answer it.
 
         Raises:
@@ -162,7 +155,7 @@ class Checkups:
         await self._look_at_token(token)
         if running.total() >= CHECKS_MAX or running[token] >= CHECKS_PER_INVITE_MAX:
             raise Refusal(
-                RefusalCode.BUSY, "the master is checking other machines; try again in a minute"
+                m.RefusalCode.BUSY, "the master is checking other machines; try again in a minute"
             )
         running[token] += 1
         try:
@@ -176,7 +169,7 @@ class Checkups:
         finally:
             running -= Counter([token])
 
-    async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
+    async def _reachability(self, request: m.CheckRequest, host: str) -> tuple[str, ...]:
         """Return for each address why its port at ``host`` is not reached, or an empty text."""
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
@@ -223,12 +216,12 @@ def _port_of(text: str) -> int:
 
 
 async def _send_junk(messages: MessageStream, size_bytes: int) -> None:
-    junk = bytes(JUNK_BYTES_MAX)
-    for left_bytes in range(size_bytes - JUNK_BYTES_MAX, -1, -JUNK_BYTES_MAX):
-        await messages.send(ProbeBytes(junk, last=left_bytes == 0))
+    junk = bytes(m.JUNK_BYTES_MAX)
+    for left_bytes in range(size_bytes - m.JUNK_BYTES_MAX, -1, -m.JUNK_BYTES_MAX):
+        await messages.send(m.ProbeBytes(junk, last=left_bytes == 0))
 
 
-async def _count_junk(messages: MessageStream) -> ProbeBytesCounted:
+async def _count_junk(messages: MessageStream) -> m.ProbeBytesCounted:
     """Receive one transfer, and return its bytes and the seconds since its first message.
 
     Raises:
@@ -236,11 +229,11 @@ async def _count_junk(messages: MessageStream) -> ProbeBytesCounted:
     """
     began_s, count_bytes = None, 0
     while True:
-        junk = await messages.receive_expected(ProbeBytes)
+        junk = await messages.receive_expected(m.ProbeBytes)
         now_s = trio.current_time()
         began_s = now_s if began_s is None else began_s
         count_bytes += len(junk.data)
         if junk.last:
-            return ProbeBytesCounted(count_bytes, now_s - began_s)
+            return m.ProbeBytesCounted(count_bytes, now_s - began_s)
         if count_bytes > JUNK_BYTES_LAST:
             raise RemoteProtocolError("more junk than was agreed")

@@ -22,16 +22,8 @@ import torch
 from attrs import frozen
 
 from ...diloco.permutation import permuted
+from ...protocol import messages as m
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.messages import (
-    SAMPLES_AHEAD,
-    VERSION_MAX,
-    Draw,
-    DrawHello,
-    Drawn,
-    LeaseRange,
-    Rejected,
-)
 from ..attach_errors import AttachRefused, DaemonGone, MisuseError
 from ..daemon_connection import DaemonConnection
 
@@ -56,7 +48,7 @@ class DrawRule:
     first: int = DRAW_FIRST
     most: int = DRAW_MAX
     early: bool = True
-    ahead: int = SAMPLES_AHEAD
+    ahead: int = m.SAMPLES_AHEAD
 
 
 OF_SAMPLES = DrawRule()
@@ -73,7 +65,7 @@ class Source(Protocol):
         """Ask for the samples from ``index`` on."""
         ...
 
-    def receive(self) -> tuple[LeaseRange, ...]:
+    def receive(self) -> tuple[m.LeaseRange, ...]:
         """Wait for the positions that were asked for."""
         ...
 
@@ -96,7 +88,7 @@ class DaemonSource:
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._connection = DaemonConnection.open(path)
-        self._hello = DrawHello(VERSION_MAX, data_rank, length, ahead)
+        self._hello = m.DrawHello(m.VERSION_MAX, data_rank, length, ahead)
         self._waiting = waiting
 
     def begin(self) -> bytes:
@@ -104,19 +96,19 @@ class DaemonSource:
         return self._receive().key
 
     def request(self, index: int, count: int) -> None:
-        self._connection.send(Draw(index, count))
+        self._connection.send(m.Draw(index, count))
 
-    def receive(self) -> tuple[LeaseRange, ...]:
+    def receive(self) -> tuple[m.LeaseRange, ...]:
         return self._receive().ranges
 
-    def _receive(self) -> Drawn:
+    def _receive(self) -> m.Drawn:
         message = self._connection.receive_nowait()
         if message is None:
             with self._waiting():
                 message = self._connection.receive()
-        if isinstance(message, Rejected):
+        if isinstance(message, m.Rejected):
             raise AttachRefused(f"the run gives this trainer no samples: {message.reason}")
-        if not isinstance(message, Drawn):
+        if not isinstance(message, m.Drawn):
             raise RemoteProtocolError(f"the daemon sent a {type(message).__name__}")
         return message
 
@@ -133,9 +125,9 @@ class LocalSource:
     def request(self, index: int, count: int) -> None:
         self._asked = (index, count)
 
-    def receive(self) -> tuple[LeaseRange, ...]:
+    def receive(self) -> tuple[m.LeaseRange, ...]:
         index, count = self._asked
-        return (LeaseRange(index, index + count),)
+        return (m.LeaseRange(index, index + count),)
 
 
 class SampleStream:
@@ -230,7 +222,7 @@ class SampleStream:
         """
         if not self.rule.early:
             self._request()
-        ranges: tuple[LeaseRange, ...] = (LeaseRange(0, 1),)
+        ranges: tuple[m.LeaseRange, ...] = (m.LeaseRange(0, 1),)
         if not self._gone:
             try:
                 ranges = self._source.receive()

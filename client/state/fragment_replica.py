@@ -411,7 +411,7 @@ class FragmentReplica:
         return self._posted.writing(self._index, version)
 
     def _posted_values(self) -> Iterable[Values | None]:
-        """Return the floating tensors' parts of the posted arena, None where another rank has it."""
+        """Return the floating tensors' parts of the posted arena, None for another rank's."""
         posted = self._posted.values(self._index)
         if self._boxes is None:
             return [posted[place] for _, place in self._floating]

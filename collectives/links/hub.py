@@ -24,17 +24,9 @@ from contextlib import AbstractContextManager, ExitStack
 import trio
 from attrs import evolve
 
+from ...protocol import messages as m
 from ...protocol.dial_order import are_linked
 from ...protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
-from ...protocol.messages import (
-    LinkBroken,
-    LinkHello,
-    MemberInfo,
-    Message,
-    RefusalCode,
-    Refused,
-    Route,
-)
 from ...protocol.network.interface import Channel, Network
 from ...protocol.pulse import Pulse
 from ...protocol.trust.authority import Party
@@ -79,7 +71,7 @@ class LinkHub:
         me: str,
         *,
         on_message: OnMessage | None = None,
-        tell_master: Callable[[Message], None] = lambda _message: None,
+        tell_master: Callable[[m.Message], None] = lambda _message: None,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
         rules: LaneRules | None = None,
@@ -100,7 +92,7 @@ class LinkHub:
             self.router, upload, download, line, send_priority=SendPriority(spare=line.spare)
         )
         self._rules = LinkRules(rules or LaneRules(), stall_s)  # of links made from now on
-        self._members: dict[str, MemberInfo] = {}
+        self._members: dict[str, m.MemberInfo] = {}
         self._peer_links: dict[str, PeerLink] = {}
         self._links: dict[str, Link] = {}  # the newest of each peer
         self._running: dict[Link, None] = {}  # those, and replaced ones that still close
@@ -141,7 +133,7 @@ class LinkHub:
                 scope.cancel()
 
     def set_members(
-        self, members: Sequence[MemberInfo], *, back: bool = False, new_master: bool = False
+        self, members: Sequence[m.MemberInfo], *, back: bool = False, new_master: bool = False
     ) -> None:
         """Take over a view: close the links to peers that left, dial those that came.
 
@@ -315,7 +307,7 @@ class LinkHub:
 
     async def _accept(self, link: Link, offered: ExitStack) -> None:
         try:
-            hello = await link.messages.receive_expected(LinkHello)
+            hello = await link.messages.receive_expected(m.LinkHello)
             refusal = version_refusal(hello) or await self._check_expected(link.peer)
             if refusal is not None:
                 await link.messages.send(refusal)
@@ -327,7 +319,7 @@ class LinkHub:
         except trio.EndOfChannel:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
 
-    async def _check_expected(self, peer: str) -> Refused | None:
+    async def _check_expected(self, peer: str) -> m.Refused | None:
         """Wait for the view or route that lets the peer dial; return a refusal if none comes."""
         with trio.move_on_after(UNEXPECTED_WAIT_S):
             while True:
@@ -336,7 +328,7 @@ class LinkHub:
                     return None
                 await self._changed.wait()
         why = "you are not in my view" if peer not in self._members else "I dial this link, not you"
-        return Refused(RefusalCode.PROTOCOL, why)
+        return m.Refused(m.RefusalCode.PROTOCOL, why)
 
     async def handle_lane(self, stream: trio.abc.Stream) -> None:
         """Give an accepted lane to its link and hold it until the lane's end.
@@ -354,13 +346,13 @@ class LinkHub:
 
     # ------------------------------------------------------------ routes
 
-    def set_route(self, route: Route) -> None:
+    def set_route(self, route: m.Route) -> None:
         """Reach a member over the route that the master has arranged, from now on."""
         if (peer_link := self._peer_links.get(route.peer)) is not None:
             peer_link.set_route(route)
             self._changed.notify_all()
 
-    def _update_peer_link(self, member: MemberInfo) -> None:
+    def _update_peer_link(self, member: m.MemberInfo) -> None:
         me = self._members.get(self.me)
         if me is None or not are_linked(me, member):
             return
@@ -384,8 +376,8 @@ class LinkHub:
     def _new_link(self, peer: str, channel: Channel) -> Link:
         return Link(peer, channel.stream, self._shared, self._dispatch, self._rules)
 
-    async def _dispatch(self, peer: str, message: Message) -> None:
-        if isinstance(message, Refused):
+    async def _dispatch(self, peer: str, message: m.Message) -> None:
+        if isinstance(message, m.Refused):
             raise RemoteProtocolError(f"peer {peer[:8]} ended the link: {message.reason}")
         await self.on_message(peer, message)
 
@@ -414,7 +406,7 @@ class LinkHub:
                 peer_link.error = f"the last link was lost: {link.reason}"
                 if peer in self._members and self._nursery is not None:
                     self._unconfirmed.add(peer)
-                    self.tell_master(LinkBroken(peer))
+                    self.tell_master(m.LinkBroken(peer))
             self._changed.notify_all()
 
     def _cut_off(self, peer: str, reason: str) -> None:
@@ -426,7 +418,7 @@ class LinkHub:
             handshake.cancel()
 
 
-async def _refuse(_peer: str, message: Message) -> None:
+async def _refuse(_peer: str, message: m.Message) -> None:
     raise RemoteProtocolError(f"this node takes no {type(message).__name__}")
 
 

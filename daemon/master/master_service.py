@@ -31,20 +31,10 @@ from ...membership.master.state.master_effects import (
     StandDown,
 )
 from ...membership.planning.predict import memory_bytes
+from ...protocol import messages as m
 from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
-from ...protocol.messages import (
-    CheckAnswer,
-    Heartbeat,
-    Measured,
-    Message,
-    Progress,
-    RefusalCode,
-    Refused,
-    Renew,
-    Renewed,
-)
 from ...protocol.network.interface import Channel, Network
 from ...protocol.pulse import Pulse
 from ...protocol.text import plain
@@ -68,7 +58,7 @@ RECORDED_S = 5.0  # for an operator's command; after that the answer is that it 
 # Conclusions look at every member, so this bounds what they take of the processor.
 CROWD_WAIT_S = 500e-6
 LEASE_OVER = "this master's lease of the journal is over"
-SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
+SIGNS_OF_LIFE = (m.Heartbeat, m.Progress, m.Measured)  # no decision follows from these
 
 
 class MasterService:
@@ -256,9 +246,9 @@ class MasterService:
 
     # ------------------------------------------------------------ messages of peers
 
-    def _handle(self, peer: str, message: Message) -> None:
+    def _handle(self, peer: str, message: m.Message) -> None:
         """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
-        if isinstance(message, Renew):
+        if isinstance(message, m.Renew):
             self._renew(peer, message)
             return
         decisive = not isinstance(message, SIGNS_OF_LIFE)
@@ -281,7 +271,7 @@ class MasterService:
             await trio.sleep(CROWD_WAIT_S * len(self.sessions))
             self.decide(self.coordinator.settle)
 
-    def _renew(self, peer: str, message: Renew) -> None:
+    def _renew(self, peer: str, message: m.Renew) -> None:
         grant = self.store.grant(peer)
         out = self.coordinator.context.history.members.is_out(peer)
         if self._authority is None or grant is None or out:
@@ -293,7 +283,7 @@ class MasterService:
         except RemoteProtocolError as error:
             log.warning("peer %s asks for a bad certificate: %s", peer[:8], error)
             return
-        self.sessions.tell(peer, Renewed(certificate))
+        self.sessions.tell(peer, m.Renewed(certificate))
 
     # ------------------------------------------------------------ time
 
@@ -317,7 +307,7 @@ class MasterService:
         await self._superseded.wait()
         reason = self.coordinator.succession.superseded
         log.error("%s", reason)
-        await self.sessions.dismiss_all(Refused(RefusalCode.SUPERSEDED, plain(reason)))
+        await self.sessions.dismiss_all(m.Refused(m.RefusalCode.SUPERSEDED, plain(reason)))
         raise UserError(
             f"{reason}; this one must not go on",
             exit_code=ExitCode.SUPERSEDED,
@@ -335,11 +325,11 @@ class MasterService:
         self.decide(partial(self.coordinator.classed, peer, reachable))
 
 
-def _needs_of(context: Context) -> CheckAnswer:
+def _needs_of(context: Context) -> m.CheckAnswer:
     """Return what a member of this run needs on its machine, beside the script's own."""
     sizes, spec = context.history.sizes, context.spec
     needed = memory_bytes(spec, sum(size.value_count for size in sizes))
-    return CheckAnswer(
+    return m.CheckAnswer(
         now_s=0.0,
         host="",
         faults=(),
@@ -401,7 +391,7 @@ class EffectQueue:
                     case SendMessage(message=message) if session is not None:
                         self._sessions.send(session, message)
                     case DropPeer(code=code, reason=reason) if session is not None:
-                        self._sessions.dismiss(session, Refused(code, reason))
+                        self._sessions.dismiss(session, m.Refused(code, reason))
                     case AnnounceEvent(event=event):
                         self._announce(event)
                     case trio.Event():

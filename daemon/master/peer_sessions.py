@@ -23,20 +23,9 @@ from ...membership.master.status.headline import left_s
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.shared.brief_orders import OrderWriter
 from ...membership.shared.views import ViewWriter
+from ...protocol import messages as m
 from ...protocol.addresses import host_of, port_of
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.messages import (
-    Heartbeat,
-    LinkBroken,
-    Message,
-    Reduce,
-    RefusalCode,
-    Refused,
-    Resume,
-    Resumed,
-    View,
-    Welcome,
-)
 from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
@@ -60,10 +49,10 @@ class PeerSession:
 
     peer: str
     stream: MessageStream
-    message_queue: trio.MemorySendChannel[Message]
+    message_queue: trio.MemorySendChannel[m.Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     reading: trio.CancelScope = field(factory=trio.CancelScope)
-    crash_report: Refused | None = None
+    crash_report: m.Refused | None = None
     incarnation: int = 0
     conversation: Conversation = field(factory=Conversation)
     away: bool = False  # its connection broke; it may come back and go on
@@ -72,8 +61,8 @@ class PeerSession:
     broken: dict[str, float] = field(factory=dict)
     replaces: PeerSession | None = None  # until it is decided which of the two ends
     welcomed: bool = False  # no heartbeat is sent before
-    view: View | None = None  # the last one sent; the next one is sent as a difference to it
-    orders: dict[int, Reduce] = field(factory=dict)  # the last one sent, by fragment
+    view: m.View | None = None  # the last one sent; the next one is sent as a difference to it
+    orders: dict[int, m.Reduce] = field(factory=dict)  # the last one sent, by fragment
 
 
 class PeerSessions:
@@ -91,7 +80,7 @@ class PeerSessions:
         greeting: PeerGreeting,
         *,
         decide: Decide,
-        handle: Callable[[str, Message], None],
+        handle: Callable[[str, m.Message], None],
         noted: Callable[[], None],
         resumed: Callable[[], None],
         now: Callable[[], float],
@@ -136,16 +125,16 @@ class PeerSessions:
             case _:
                 return None
 
-    def tell(self, peer: str, message: Message) -> None:
+    def tell(self, peer: str, message: m.Message) -> None:
         """Send a message that follows from no decision to a peer, if it is connected."""
         if (session := self._sessions.get(peer)) is not None:
             self.send(session, message)
 
-    def send(self, session: PeerSession, message: Message) -> None:
+    def send(self, session: PeerSession, message: m.Message) -> None:
         """Queue a message for a peer; drop the peer if it does not read or confirm."""
-        if isinstance(message, Welcome):
+        if isinstance(message, m.Welcome):
             session.welcomed = True
-        if isinstance(message, View):
+        if isinstance(message, m.View):
             before, session.view = session.view, message
             if before is not None:
                 message = self._views.difference(before, message)
@@ -163,14 +152,14 @@ class PeerSessions:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending and will be detached
 
-    def dismiss(self, session: PeerSession, crash_report: Refused) -> None:
+    def dismiss(self, session: PeerSession, crash_report: m.Refused) -> None:
         """End a session: what is queued is sent first, for ``CLOSE_S`` at most, then the reason."""
         session.crash_report = crash_report
         session.message_queue.close()
         session.reading.cancel()
         session.scope.deadline = trio.current_time() + CLOSE_S
 
-    async def dismiss_all(self, crash_report: Refused) -> None:
+    async def dismiss_all(self, crash_report: m.Refused) -> None:
         """End all sessions, and wait until their reasons are sent."""
         for session in list(self._sessions.values()):
             self.dismiss(session, crash_report)
@@ -186,7 +175,7 @@ class PeerSessions:
             for session in self._sessions.values():
                 if session.welcomed:
                     received = session.conversation.received
-                    self.send(session, Heartbeat(sequence, received, until_end_s))
+                    self.send(session, m.Heartbeat(sequence, received, until_end_s))
 
     # ------------------------------------------------------------ connections
 
@@ -195,14 +184,14 @@ class PeerSessions:
         if greeted is None or self._superseded.is_set():
             return
         stream, newcomer = greeted
-        if isinstance(newcomer, Resume):
+        if isinstance(newcomer, m.Resume):
             await self._resume(channel, stream, newcomer)
         else:
             await self._attach(channel, stream, newcomer)
 
     async def _attach(self, channel: Channel, stream: MessageStream, greeted: GreetedPeer) -> None:
         peer = channel.peer
-        message_queue, queue = trio.open_memory_channel[Message](MESSAGE_QUEUE_COUNT_MAX)
+        message_queue, queue = trio.open_memory_channel[m.Message](MESSAGE_QUEUE_COUNT_MAX)
         session = PeerSession(peer, stream, message_queue, replaces=self._sessions.get(peer))
         session.incarnation = greeted.hello.incarnation
         self._sessions[peer] = session
@@ -222,7 +211,7 @@ class PeerSessions:
             self._noted()
         await self._hold(session, queue)
 
-    async def _resume(self, channel: Channel, stream: MessageStream, resume: Resume) -> None:
+    async def _resume(self, channel: Channel, stream: MessageStream, resume: m.Resume) -> None:
         """Continue a session over a new connection; the run does not notice."""
         session, context = self._sessions.get(channel.peer), self._coordinator.context
         theirs = (resume.run_id, resume.term, resume.nonce)
@@ -233,12 +222,12 @@ class PeerSessions:
             or session.incarnation != resume.incarnation
             or theirs != (context.run_id, context.term, context.history.masters.nonce)
         ):
-            await stream.send_final(Refused(RefusalCode.RESUME, "that session is over"))
+            await stream.send_final(m.Refused(m.RefusalCode.RESUME, "that session is over"))
             return
         session.conversation.confirm(resume.received)
         session.scope.cancel()  # of the previous connection, if it still stands
-        message_queue, queue = trio.open_memory_channel[Message](MESSAGE_QUEUE_COUNT_MAX)
-        message_queue.send_nowait(Resumed(session.conversation.received))
+        message_queue, queue = trio.open_memory_channel[m.Message](MESSAGE_QUEUE_COUNT_MAX)
+        message_queue.send_nowait(m.Resumed(session.conversation.received))
         for message in session.conversation.missing():
             message_queue.send_nowait(message)
         session.stream, session.message_queue, session.away = stream, message_queue, False
@@ -257,7 +246,9 @@ class PeerSessions:
         self._resumed()
         await self._hold(session, queue)
 
-    async def _hold(self, session: PeerSession, queue: trio.MemoryReceiveChannel[Message]) -> None:
+    async def _hold(
+        self, session: PeerSession, queue: trio.MemoryReceiveChannel[m.Message]
+    ) -> None:
         """Read and write until the stream ends or is ended; then detach the peer."""
         reason = "it was dropped"
         stream = session.stream
@@ -301,12 +292,12 @@ class PeerSessions:
                 session.conversation.hears(message)
                 if self._sessions.get(session.peer) is not session:
                     continue  # it was dropped, and will be told so
-                if isinstance(message, LinkBroken):
+                if isinstance(message, m.LinkBroken):
                     self._link_broken(session.peer, message.peer)
                 self._handle(session.peer, message)
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
-            session.crash_report = Refused(RefusalCode.PROTOCOL, plain(str(error)))
+            session.crash_report = m.Refused(m.RefusalCode.PROTOCOL, plain(str(error)))
             return f"it broke the protocol: {error}"
         except trio.EndOfChannel:
             return CONNECTION_LOST[0]
@@ -363,7 +354,7 @@ class PeerSessions:
 
 
 async def _write(
-    stream: MessageStream, queue: trio.MemoryReceiveChannel[Message], scope: trio.CancelScope
+    stream: MessageStream, queue: trio.MemoryReceiveChannel[m.Message], scope: trio.CancelScope
 ) -> None:
     try:
         async for message in queue:

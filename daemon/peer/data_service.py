@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 
 from ...membership.shared.lease_ranges import order_key
-from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Rejected
+from ...protocol import messages as m
 from ...protocol.pulse import Pulse
 from .peer_config import PeerContext
 
@@ -54,7 +54,7 @@ class DataService:
             self._peer.tell(claim)
         self._want()
 
-    def leased(self, message: Leased) -> None:
+    def leased(self, message: m.Leased) -> None:
         self._peer.replica.leases.leased(message)
         self._changed.notify_all()
         if self._peer.replica.leases.length:
@@ -71,28 +71,28 @@ class DataService:
 
     # ------------------------------------------------------------ the trainer
 
-    def begin(self, hello: DrawHello) -> Drawn | Rejected:
+    def begin(self, hello: m.DrawHello) -> m.Drawn | m.Rejected:
         """Answer a sampler's first message, with the key of the samples' order."""
         book = self._peer.replica.leases
         if not book.begin(hello.length, hello.ahead):
-            return Rejected(
+            return m.Rejected(
                 f"the trainer's samplers disagree: one has {book.length} samples, "
                 f"another one {hello.length}"
             )
         self._want()
         seed = self._peer.spec.value.data.seed
-        return self._refused(hello) or Drawn((), order_key(self._peer.config.run_id, seed))
+        return self._refused(hello) or m.Drawn((), order_key(self._peer.config.run_id, seed))
 
-    def _refused(self, hello: DrawHello) -> Rejected | None:
+    def _refused(self, hello: m.DrawHello) -> m.Rejected | None:
         run_length = self._peer.replica.leases.run_length
         if run_length in (0, hello.length):
             return None
-        return Rejected(
+        return m.Rejected(
             f"the run's data set has {run_length} samples, and this trainer's {hello.length}: all "
             "trainers of a run need the same one"
         )
 
-    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
+    async def draw(self, hello: m.DrawHello, message: m.Draw) -> m.Drawn | m.Rejected:
         """Return a data rank's next samples; wait until there are some."""
         book, trainer = self._peer.replica.leases, self._peer.replica.trainer
         idle_since_s = trio.current_time()
@@ -106,7 +106,7 @@ class DataService:
             ranges = book.draw(hello.data_rank, message.index, message.count, leased=leased)
             self._want()
             if ranges:
-                return Drawn(tuple(ranges))
+                return m.Drawn(tuple(ranges))
             await self._wait()
 
     async def _wait(self) -> None:

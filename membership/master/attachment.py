@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ...protocol.messages import VERSION_MAX, Commit, Hello, RefusalCode, Welcome
+from ...protocol import messages as m
 from ..shared.event_kind import EventKind
 from .hello_checks import PROCESSES_MAX, Processes, refusal
 from .removal import Removal
@@ -30,7 +30,7 @@ class Attachment:
         self._processes = Processes()
         self._replaced: dict[str, deque[int]] = {}  # by peer: incarnations that newer ones followed
 
-    def refuse(self, peer: str, hello: Hello) -> bool:
+    def refuse(self, peer: str, hello: m.Hello) -> bool:
         """Refuse a peer that may not enter. Returns True if it was refused."""
         refused = refusal(self.context, peer, hello)
         if refused is None and self._known_number(peer, hello) is None:
@@ -44,17 +44,17 @@ class Attachment:
         self.context.drop(peer, code, reason)
         return True
 
-    def replace_connection(self, peer: str, hello: Hello) -> bool:
+    def replace_connection(self, peer: str, hello: m.Hello) -> bool:
         """Close the peer's older connection. Returns True if it had one."""
         old = self.context.roster.get(peer)
         if old is None:
             return False
         again = old.incarnation == hello.incarnation
-        code = RefusalCode.DUPLICATE
+        code = m.RefusalCode.DUPLICATE
         reason = "it connected again" if again else "another process of this peer connected"
         replaced = self._replaced.setdefault(peer, deque(maxlen=PROCESSES_MAX))
         if hello.incarnation in replaced:
-            code = RefusalCode.COPY
+            code = m.RefusalCode.COPY
             reason = "another process with a copy of this state folder came first"
             replaced.clear()
         elif not again:
@@ -64,7 +64,7 @@ class Attachment:
         self.removal.remove(old, reason, keep_place=again)
         return True
 
-    def admit(self, peer: str, hello: Hello, grant: Grant, connection: Connection) -> Member:
+    def admit(self, peer: str, hello: m.Hello, grant: Grant, connection: Connection) -> Member:
         """Add the peer to the roster, under the number of its process or under a new one."""
         history, now_s = self.context.history, self.context.now_s
         known = self._known_number(peer, hello)
@@ -87,14 +87,14 @@ class Attachment:
         self.context.detector.heard(peer, now_s)
         return member
 
-    def _known_number(self, peer: str, hello: Hello) -> int | None:
+    def _known_number(self, peer: str, hello: m.Hello) -> int | None:
         """Return the member number of a process that has attached before."""
         admitted = self.context.history.members.admitted.get(peer)
         if admitted is None or admitted.incarnation != hello.incarnation:
             return None
         return admitted.number
 
-    def outcomes(self, hello: Hello) -> tuple[Commit, ...]:
+    def outcomes(self, hello: m.Hello) -> tuple[m.Commit, ...]:
         """Return the commits of rounds whose results the peer holds without the decision."""
         held = {(reduced.round, reduced.digest) for reduced in hello.undecided}
         return tuple(
@@ -106,7 +106,7 @@ class Attachment:
     def welcome(
         self,
         member: Member,
-        committed: tuple[Commit, ...] = (),
+        committed: tuple[m.Commit, ...] = (),
         going_on: tuple[int, ...] = (),
     ) -> None:
         """Send the run's layout, versions and branch.
@@ -118,8 +118,8 @@ class Attachment:
         history = self.context.history
         self.context.send(
             member.peer,
-            Welcome(
-                version=VERSION_MAX,
+            m.Welcome(
+                version=m.VERSION_MAX,
                 number=member.number,
                 spec_toml=self.context.spec.toml_text,
                 layout=history.layout,

@@ -4,16 +4,7 @@ do.
 
 from __future__ import annotations
 
-from ...protocol.messages import (
-    FRAGMENTS_MAX,
-    MEMBERS_MAX,
-    VERSION_MAX,
-    VERSION_MIN,
-    Hello,
-    ModelLayout,
-    RefusalCode,
-    WeightsSupplied,
-)
+from ...protocol import messages as m
 from ..planning.fragment_sizes import sizes_fault
 from ..shared.layout_difference import layout_difference
 from ..spec.spec import RunSpec
@@ -26,7 +17,7 @@ from .state.roster import Member
 PROCESSES_MAX = 16
 PROCESS_S = 10.0
 
-Refusal = tuple[RefusalCode, str]
+Refusal = tuple[m.RefusalCode, str]
 
 
 class Processes:
@@ -41,7 +32,7 @@ class Processes:
             del self._spent[other]
         spent = self._left(*self._spent.get(peer, (0.0, now_s)), now_s)
         if spent > PROCESSES_MAX - 1:
-            return RefusalCode.BUSY, (
+            return m.RefusalCode.BUSY, (
                 f"this key has come as {PROCESSES_MAX} new processes in a short time: wait "
                 f"{PROCESS_S:.0f} s"
             )
@@ -53,16 +44,16 @@ class Processes:
         return max(0.0, spent - (now_s - at_s) / PROCESS_S)
 
 
-def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
+def refusal(context: Context, peer: str, hello: m.Hello) -> Refusal | None:
     """Return why a peer may not enter now; None if it may."""
     history = context.history
-    if hello.version_max < VERSION_MIN or hello.version_min > VERSION_MAX:
-        return RefusalCode.VERSION, (
+    if hello.version_max < m.VERSION_MIN or hello.version_min > m.VERSION_MAX:
+        return m.RefusalCode.VERSION, (
             f"you speak protocol versions {hello.version_min} to {hello.version_max}, "
-            f"this master speaks {VERSION_MIN} to {VERSION_MAX}: upgrade the older side"
+            f"this master speaks {m.VERSION_MIN} to {m.VERSION_MAX}: upgrade the older side"
         )
     if hello.run_id != context.run_id:
-        return RefusalCode.RUN, (
+        return m.RefusalCode.RUN, (
             f"this master serves run {context.run_id}, you asked for run {quoted(hello.run_id)}"
         )
     if (out := shut_out(history, peer)) is not None:
@@ -70,12 +61,12 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
     if history.finished:
         last = history.schedule.last_round
         text = f"the run has committed all its rounds (the last was round {last})"
-        return RefusalCode.FINISHED, text
-    if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
+        return m.RefusalCode.FINISHED, text
+    if peer not in context.roster and len(context.roster) >= m.MEMBERS_MAX:
         return (
-            RefusalCode.FULL,
+            m.RefusalCode.FULL,
             (
-                f"this run has {MEMBERS_MAX} members, the most there are: join again when one has"
+                f"this run has {m.MEMBERS_MAX} members, the most there are: join again when one has"
                 " left, or let its operator start a second run"
             ),
         )
@@ -91,10 +82,10 @@ def shut_out(history: RunHistory, peer: str) -> Refusal | None:
         if peer in history.members.admitted
         else "refused by the run's operator"
     )
-    return RefusalCode.KICKED, f"{what}: {quoted(history.members.revoked[peer])}"
+    return m.RefusalCode.KICKED, f"{what}: {quoted(history.members.revoked[peer])}"
 
 
-def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | None:
+def layout_refusal(context: Context, layout: m.ModelLayout | None) -> Refusal | None:
     """Refuse a trainer whose tensors are not the run's."""
     ours = context.history.layout
     if ours is None or layout is None:
@@ -102,13 +93,13 @@ def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | No
     difference = layout_difference(ours, layout)
     if difference is None:
         return None
-    return RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
+    return m.RefusalCode.LAYOUT, f"the script's tensors are not the run's: {quoted(difference)}"
 
 
-def founding_fault(member: Member, message: WeightsSupplied, spec: RunSpec) -> str | None:
+def founding_fault(member: Member, message: m.WeightsSupplied, spec: RunSpec) -> str | None:
     """Return what is wrong with a ``WeightsSupplied``; None if it may found the run."""
     count = len(message.heads)
-    if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
+    if not 1 <= count <= m.FRAGMENTS_MAX or len(message.sizes) != count:
         return f"{count} heads for {len(message.sizes)} fragment sizes"
     for index, head in enumerate(message.heads):
         if head.fragment != index or head.version != 0 or len(head.root) != 32:

@@ -38,13 +38,7 @@ from collections.abc import Iterable
 
 from attrs import define
 
-from ...protocol.messages import (
-    LEASE_RANGES_MAX,
-    Leased,
-    LeaseRange,
-    LeasesHeld,
-    LeasesWanted,
-)
+from ...protocol import messages as m
 from ..shared.event_kind import EventKind
 from ..shared.lease_ranges import RangeSet
 from .state.context import Context, format_member
@@ -67,7 +61,7 @@ OLD_DEADLINES = 32
 OLD_STEPS = 1_000
 OLD_TURNS = 8
 # Of one grant, so that all that a peer holds fits a message.
-GRANT_RANGES_MAX = LEASE_RANGES_MAX // 8
+GRANT_RANGES_MAX = m.LEASE_RANGES_MAX // 8
 
 
 @define
@@ -93,7 +87,7 @@ class Leases:
         self.posted: dict[int, dict[str, RangeSet]] = {}
         # By round whose reduction was ordered, whose members left the roster since they posted.
         self.left: dict[int, set[str]] = {}
-        self._wanted: dict[str, LeasesWanted] = {}
+        self._wanted: dict[str, m.LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
         # At the last look for old leases: by peer, what it held.
         self._looked: dict[str, RangeSet] = {}
@@ -115,11 +109,11 @@ class Leases:
 
     # ------------------------------------------------------------ facts
 
-    def wanted(self, member: Member, message: LeasesWanted) -> None:
+    def wanted(self, member: Member, message: m.LeasesWanted) -> None:
         """Note that a member wants leases; ``settle`` gives them."""
         self._wanted[member.peer] = message
 
-    def claimed(self, member: Member, message: LeasesHeld) -> None:
+    def claimed(self, member: Member, message: m.LeasesHeld) -> None:
         """Give a member that is back what it held, as far as nobody else has got it meanwhile."""
         peer = member.peer
         if message.length != self._data.length:
@@ -138,7 +132,7 @@ class Leases:
         self.held[peer] = granted
         self._tell_all(peer)
 
-    def may_post(self, peer: str, trained: tuple[LeaseRange, ...]) -> bool:
+    def may_post(self, peer: str, trained: tuple[m.LeaseRange, ...]) -> bool:
         """Return whether a peer holds all positions that its update was trained on.
 
         If it does not, it is told what it holds.
@@ -151,7 +145,7 @@ class Leases:
         self._tell_all(peer)
         return False
 
-    def ready(self, number: int, peer: str, trained: tuple[LeaseRange, ...]) -> None:
+    def ready(self, number: int, peer: str, trained: tuple[m.LeaseRange, ...]) -> None:
         """Note what an update was trained on, which is in an open round now."""
         self.posted.setdefault(number, {})[peer] = RangeSet.of(trained)
 
@@ -161,7 +155,7 @@ class Leases:
         self.posted[number] = {peer: posted[peer] for peer in peers if peer in posted}
         self.left.setdefault(number, set())
 
-    def spend(self, number: int, peers: Iterable[str]) -> tuple[LeaseRange, ...]:
+    def spend(self, number: int, peers: Iterable[str]) -> tuple[m.LeaseRange, ...]:
         """Spend what these contributors to a round were trained on.
 
         Returns:
@@ -338,10 +332,10 @@ class Leases:
 
     def _tell_length(self, peer: str) -> None:
         """Tell a member the length of the run's data set, which its own differs from."""
-        self.context.send(peer, Leased((), length=self._data.length))
+        self.context.send(peer, m.Leased((), length=self._data.length))
 
-    def _leased(self, ranges: RangeSet, *, everything: bool = False) -> Leased:
-        return Leased(ranges.leases(), everything, self._data.length)
+    def _leased(self, ranges: RangeSet, *, everything: bool = False) -> m.Leased:
+        return m.Leased(ranges.leases(), everything, self._data.length)
 
     # ------------------------------------------------------------ questions
 

@@ -8,33 +8,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ...protocol.messages import (
-    Applied,
-    Audited,
-    Diagnosis,
-    FragmentHead,
-    Held,
-    LeasesHeld,
-    LeasesWanted,
-    Leaving,
-    LinkBroken,
-    Measured,
-    Message,
-    NotReady,
-    Progress,
-    Ready,
-    Reduced,
-    ReduceFailed,
-    Relayed,
-    RouteWanted,
-    RouteWorks,
-    Synced,
-    SyncFailed,
-    TrainerAttached,
-    TrainerFailed,
-    TrainerLost,
-    WeightsSupplied,
-)
+from ...protocol import messages as m
 from ..shared.event_kind import EventKind
 from . import trainers
 from .adoption import Adoption
@@ -64,37 +38,37 @@ class MessageHandlers:
     removal: Removal
     leases: Leases
     # The handler of each kind of message that a member may send.
-    table: dict[type[Message], Callable[[Member, Any], None]] = field(init=False)
+    table: dict[type[m.Message], Callable[[Member, Any], None]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         driver = self.scheduler.driver
         self.table = {
-            Progress: self._on_progress,
-            TrainerAttached: self._on_trainer_attached,
-            TrainerLost: self._on_trainer_lost,
-            TrainerFailed: partial(trainers.failed, self.context),
-            WeightsSupplied: self.founding.supplied,
-            Ready: self.scheduler.ready,
-            LeasesWanted: self.leases.wanted,
-            LeasesHeld: self.leases.claimed,
-            NotReady: self.scheduler.not_ready,
-            Reduced: self._on_reduced,
-            Held: driver.repairer.held,
-            Diagnosis: driver.inquirer.diagnosed,
-            ReduceFailed: self._on_reduce_failed,
-            Audited: driver.audits.audited,
-            Measured: self.scheduler.measured,
-            LinkBroken: self.routes.broken,
-            RouteWanted: self.routes.wanted,
-            RouteWorks: self.routes.works,
-            Relayed: self.routes.relayed,
-            Applied: self._on_applied,
-            Synced: self._on_synced,
-            SyncFailed: self.state_sync.failed,
-            Leaving: self.departures.leave,
+            m.Progress: self._on_progress,
+            m.TrainerAttached: self._on_trainer_attached,
+            m.TrainerLost: self._on_trainer_lost,
+            m.TrainerFailed: partial(trainers.failed, self.context),
+            m.WeightsSupplied: self.founding.supplied,
+            m.Ready: self.scheduler.ready,
+            m.LeasesWanted: self.leases.wanted,
+            m.LeasesHeld: self.leases.claimed,
+            m.NotReady: self.scheduler.not_ready,
+            m.Reduced: self._on_reduced,
+            m.Held: driver.repairer.held,
+            m.Diagnosis: driver.inquirer.diagnosed,
+            m.ReduceFailed: self._on_reduce_failed,
+            m.Audited: driver.audits.audited,
+            m.Measured: self.scheduler.measured,
+            m.LinkBroken: self.routes.broken,
+            m.RouteWanted: self.routes.wanted,
+            m.RouteWorks: self.routes.works,
+            m.Relayed: self.routes.relayed,
+            m.Applied: self._on_applied,
+            m.Synced: self._on_synced,
+            m.SyncFailed: self.state_sync.failed,
+            m.Leaving: self.departures.leave,
         }
 
-    def handle(self, member: Member, message: Message) -> None:
+    def handle(self, member: Member, message: m.Message) -> None:
         """Note what a message says; evict a member that sent a kind that only masters send."""
         handler = self.table.get(type(message))
         if handler is None:
@@ -103,7 +77,7 @@ class MessageHandlers:
         else:
             handler(member, message)
 
-    def _on_progress(self, member: Member, message: Progress) -> None:
+    def _on_progress(self, member: Member, message: m.Progress) -> None:
         before = member.progress
         member.progress = message
         self.context.totals.progress(member, message)
@@ -114,7 +88,7 @@ class MessageHandlers:
         if received or state:
             self.state_sync.moved(member, state=state)
 
-    def _on_trainer_attached(self, member: Member, message: TrainerAttached) -> None:
+    def _on_trainer_attached(self, member: Member, message: m.TrainerAttached) -> None:
         refused = layout_refusal(self.context, message.layout)
         if refused is not None:
             self.removal.evict(member.peer, *refused)
@@ -123,7 +97,7 @@ class MessageHandlers:
             self.context.announce_peer(EventKind.ROLE, member.peer, "has a trainer")
         member.trainer.start(message.layout)
 
-    def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
+    def _on_trainer_lost(self, member: Member, message: m.TrainerLost) -> None:
         member.trainer.stop(self.context.now_s)
         self.scheduler.trainer_lost(member)
         self.founding.withdraw(member.peer)
@@ -132,23 +106,23 @@ class MessageHandlers:
             what = "has no trainer any more: the run is finished"
         self.context.announce_peer(EventKind.ROLE, member.peer, what)
 
-    def _on_reduced(self, member: Member, message: Reduced) -> None:
+    def _on_reduced(self, member: Member, message: m.Reduced) -> None:
         if not self.adoption.hears(member, message):
             self.scheduler.driver.reduced(member, message)
 
-    def _on_reduce_failed(self, member: Member, message: ReduceFailed) -> None:
+    def _on_reduce_failed(self, member: Member, message: m.ReduceFailed) -> None:
         if not self.adoption.hears(member, message):
             self.scheduler.driver.reduce_failed(member, message)
 
-    def _on_applied(self, member: Member, message: Applied) -> None:
+    def _on_applied(self, member: Member, message: m.Applied) -> None:
         if self._known_head(member, message.head):
             self.state_sync.report(member, message.head)
 
-    def _on_synced(self, member: Member, message: Synced) -> None:
+    def _on_synced(self, member: Member, message: m.Synced) -> None:
         if self._known_head(member, message.head):
             self.state_sync.synced(member, message)
 
-    def _known_head(self, member: Member, head: FragmentHead) -> bool:
+    def _known_head(self, member: Member, head: m.FragmentHead) -> bool:
         """Return whether the run has had this version; else evict the member or note its claim."""
         history = self.context.history
         valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES

@@ -7,18 +7,7 @@ from collections.abc import Iterable
 
 from attrs import define
 
-from ...protocol.messages import (
-    Commit,
-    FragmentHead,
-    Open,
-    Posted,
-    Reduce,
-    Reduced,
-    ReduceFailed,
-    Synced,
-    SyncFailed,
-    SyncFragment,
-)
+from ...protocol import messages as m
 from .peer_effects import FetchFragment, PeerEffect, StopFetch, TellMaster
 
 # Rounds of a fragment that may be ordered after a committed one that still lacks frames. By then no
@@ -57,14 +46,14 @@ class LocalRound:
     at_step: int
     phase: RoundState = RoundState.OPEN
     attempt: int = 0
-    order: Reduce | None = None
-    posted: Posted | None = None
+    order: m.Reduce | None = None
+    posted: m.Posted | None = None
     offered: bool = False
     told_step: int = 0
     nudged: bool = False
     digest: bytes = b""
-    reported: Reduced | ReduceFailed | None = None
-    commit: Commit | None = None
+    reported: m.Reduced | m.ReduceFailed | None = None
+    commit: m.Commit | None = None
     stored: bool = False
 
     @property
@@ -78,7 +67,7 @@ class LocalRound:
         return self.phase in (RoundState.REDUCING, RoundState.REDUCED) and self.commit is None
 
 
-def void_rounds(rounds: dict[int, LocalRound], new: Open | Reduce) -> list[LocalRound]:
+def void_rounds(rounds: dict[int, LocalRound], new: m.Open | m.Reduce) -> list[LocalRound]:
     """Return the uncommitted rounds that a new round of their fragment ends."""
     return [
         each
@@ -89,7 +78,7 @@ def void_rounds(rounds: dict[int, LocalRound], new: Open | Reduce) -> list[Local
 
 def overtaken_rounds(
     rounds: dict[int, LocalRound], fragment: int
-) -> list[tuple[LocalRound, Commit]]:
+) -> list[tuple[LocalRound, m.Commit]]:
     """Return the committed rounds of a fragment whose results will not come any more."""
     numbers = sorted(each.round for each in rounds.values() if each.fragment == fragment)
     before = numbers[: 1 - OVERTAKEN_MAX]  # the round that is being ordered counts, too
@@ -129,21 +118,21 @@ class LocalFragment:
     version: int | None = None
     root: bytes = b""
     committed_version: int = 0
-    fetching: SyncFragment | None = None
+    fetching: m.SyncFragment | None = None
     synced_due: bool = False
     received_bytes: int = 0
     bad_donors: tuple[str, ...] = ()
     worth_step: int = 0
 
     @property
-    def head(self) -> FragmentHead | None:
-        return None if self.version is None else FragmentHead(self.index, self.version, self.root)
+    def head(self) -> m.FragmentHead | None:
+        return None if self.version is None else m.FragmentHead(self.index, self.version, self.root)
 
     @property
     def behind(self) -> bool:
         return self.version is None or self.version < self.committed_version
 
-    def fetch(self, order: SyncFragment) -> list[PeerEffect]:
+    def fetch(self, order: m.SyncFragment) -> list[PeerEffect]:
         """Begin a copy, unless the ordered version or a later one is held already."""
         if order.replaces_newer:  # the run went back
             self.committed_version = 0
@@ -151,15 +140,15 @@ class LocalFragment:
         head = self.head
         newer = head is not None and head.version > order.head.version
         if head is not None and (head == order.head or (newer and not order.replaces_newer)):
-            return [TellMaster(Synced(head, 0))]
+            return [TellMaster(m.Synced(head, 0))]
         effects: list[PeerEffect] = [StopFetch(self.index)] if self.fetching is not None else []
         self.fetching, self.version, self.root = order, None, b""
         return [*effects, FetchFragment(order)]
 
-    def is_fetching(self, head: FragmentHead) -> bool:
+    def is_fetching(self, head: m.FragmentHead) -> bool:
         return self.fetching is not None and self.fetching.head == head
 
-    def install(self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
+    def install(self, head: m.FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
         self.fetching, self.version, self.root = None, head.version, head.root
         self.synced_due, self.received_bytes = True, received_bytes
         self.bad_donors = tuple(bad_donors)
@@ -170,8 +159,10 @@ class LocalFragment:
         if head is None or not self.synced_due:
             return []
         self.synced_due = False
-        return [TellMaster(Synced(head, self.received_bytes, self.bad_donors))]
+        return [TellMaster(m.Synced(head, self.received_bytes, self.bad_donors))]
 
-    def fail(self, head: FragmentHead, bad_donors: Iterable[str], reason: str) -> list[PeerEffect]:
+    def fail(
+        self, head: m.FragmentHead, bad_donors: Iterable[str], reason: str
+    ) -> list[PeerEffect]:
         self.fetching = None
-        return [TellMaster(SyncFailed(head.fragment, head.version, tuple(bad_donors), reason))]
+        return [TellMaster(m.SyncFailed(head.fragment, head.version, tuple(bad_donors), reason))]

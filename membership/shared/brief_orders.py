@@ -24,25 +24,13 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from ...protocol import messages as m
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.messages import (
-    COUNT_MAX,
-    MEMBERS_MAX,
-    OWNER_RUNS_MAX,
-    BriefCommit,
-    BriefReduce,
-    Commit,
-    Contributor,
-    Message,
-    OwnerRun,
-    Reduce,
-    View,
-)
 
 KEPT_MAX = 8  # orders that are kept for other members
 
-Order = TypeVar("Order", bound=Message)
-Known = TypeVar("Known", bound=Message)
+Order = TypeVar("Order", bound=m.Message)
+Known = TypeVar("Known", bound=m.Message)
 
 
 class OrderWriter:
@@ -50,24 +38,26 @@ class OrderWriter:
 
     def __init__(self) -> None:
         # What was made brief, and with which view or order; None: it does not fit.
-        self._made: list[tuple[Message, Message, Message | None]] = []
+        self._made: list[tuple[m.Message, m.Message, m.Message | None]] = []
 
-    def brief(self, message: Message, view: View | None, orders: dict[int, Reduce]) -> Message:
+    def brief(
+        self, message: m.Message, view: m.View | None, orders: dict[int, m.Reduce]
+    ) -> m.Message:
         """Return what to send in place of a message.
 
         ``view`` and ``orders`` (by fragment) are what was sent last on the connection; a further
         ``Reduce`` is noted there.
         """
-        if isinstance(message, Reduce):
+        if isinstance(message, m.Reduce):
             orders[message.fragment] = message
             return self._kept(message, view, _brief_reduce)
-        if isinstance(message, Commit):
+        if isinstance(message, m.Commit):
             return self._kept(message, orders.get(message.fragment), _brief_commit)
         return message
 
     def _kept(
-        self, message: Order, known: Known | None, make: Callable[[Order, Known], Message | None]
-    ) -> Message:
+        self, message: Order, known: Known | None, make: Callable[[Order, Known], m.Message | None]
+    ) -> m.Message:
         """Return what ``make`` makes of the message and of what is known, or else the message."""
         if known is None:
             return message
@@ -83,9 +73,9 @@ class OrderReader:
     """Makes the orders of one session whole."""
 
     def __init__(self) -> None:
-        self._orders: dict[int, Reduce] = {}
+        self._orders: dict[int, m.Reduce] = {}
 
-    def whole(self, message: Message, view: View | None) -> Message:
+    def whole(self, message: m.Message, view: m.View | None) -> m.Message:
         """Return the message that a brief one stands for; any other one as it is.
 
         Args:
@@ -94,11 +84,11 @@ class OrderReader:
         Raises:
           RemoteProtocolError: it refers to what did not come.
         """
-        if isinstance(message, BriefReduce):
+        if isinstance(message, m.BriefReduce):
             message = _whole_reduce(message, view)
-        if isinstance(message, Reduce):
+        if isinstance(message, m.Reduce):
             self._orders[message.fragment] = message
-        elif isinstance(message, BriefCommit):
+        elif isinstance(message, m.BriefCommit):
             return _whole_commit(message, self._orders.get(message.fragment))
         return message
 
@@ -106,7 +96,7 @@ class OrderReader:
 # ---------------------------------------------------------------- Reduce
 
 
-def _brief_reduce(order: Reduce, view: View) -> BriefReduce | None:
+def _brief_reduce(order: m.Reduce, view: m.View) -> m.BriefReduce | None:
     number_of = {member.peer: member.number for member in view.members}
     try:
         contributors = [number_of[each.peer] for each in order.contributors]
@@ -117,7 +107,7 @@ def _brief_reduce(order: Reduce, view: View) -> BriefReduce | None:
     if not (_ascend(contributors) and _ascend(receivers)):
         return None
     scales = tuple(each.scale for each in order.contributors)
-    return BriefReduce(
+    return m.BriefReduce(
         round=order.round,
         attempt=order.attempt,
         fragment=order.fragment,
@@ -137,7 +127,7 @@ def _brief_reduce(order: Reduce, view: View) -> BriefReduce | None:
     )
 
 
-def _whole_reduce(order: BriefReduce, view: View | None) -> Reduce:
+def _whole_reduce(order: m.BriefReduce, view: m.View | None) -> m.Reduce:
     if view is None or view.number != order.base:
         known = "none" if view is None else str(view.number)
         raise RemoteProtocolError(
@@ -145,21 +135,21 @@ def _whole_reduce(order: BriefReduce, view: View | None) -> Reduce:
         )
     peer_of = {member.number: member.peer for member in view.members}
     contributors = _peers(peer_of, _numbers_of_runs(order.contributors))
-    weights = sum_differences(read_numbers(order.weights, MEMBERS_MAX))
+    weights = sum_differences(read_numbers(order.weights, m.MEMBERS_MAX))
     scales = order.scales or (1.0,) * len(contributors)
-    parts = read_numbers(order.owners, 2 * OWNER_RUNS_MAX)
+    parts = read_numbers(order.owners, 2 * m.OWNER_RUNS_MAX)
     owners = _peers(peer_of, sum_differences(parts[::2]))
     if len(weights) != len(contributors) or len(scales) != len(contributors) or len(parts) % 2:
         raise RemoteProtocolError("the order's contributors, weights and scales differ in number")
-    return Reduce(
+    return m.Reduce(
         round=order.round,
         attempt=order.attempt,
         fragment=order.fragment,
         version=order.version,
         view=order.view,
-        contributors=tuple(map(Contributor, contributors, weights, scales)),
+        contributors=tuple(map(m.Contributor, contributors, weights, scales)),
         receivers=tuple(_peers(peer_of, _numbers_of_runs(order.receivers))),
-        plan=evolve(order.plan, owners=tuple(map(OwnerRun, owners, parts[1::2]))),
+        plan=evolve(order.plan, owners=tuple(map(m.OwnerRun, owners, parts[1::2]))),
     )
 
 
@@ -175,10 +165,10 @@ def _peers(peer_of: Mapping[int, str], numbers: Iterable[int]) -> list[str]:
 # ---------------------------------------------------------------- Commit
 
 
-def _brief_commit(commit: Commit, order: Reduce) -> BriefCommit | None:
+def _brief_commit(commit: m.Commit, order: m.Reduce) -> m.BriefCommit | None:
     if order.round != commit.round or order.contributors != commit.contributors:
         return None
-    return BriefCommit(
+    return m.BriefCommit(
         round=commit.round,
         attempt=commit.attempt,
         fragment=commit.fragment,
@@ -189,12 +179,12 @@ def _brief_commit(commit: Commit, order: Reduce) -> BriefCommit | None:
     )
 
 
-def _whole_commit(commit: BriefCommit, order: Reduce | None) -> Commit:
+def _whole_commit(commit: m.BriefCommit, order: m.Reduce | None) -> m.Commit:
     if order is None or order.round != commit.round:
         raise RemoteProtocolError(
             f"the commit of round {commit.round} has no contributors, and no such order came"
         )
-    return Commit(
+    return m.Commit(
         round=commit.round,
         attempt=commit.attempt,
         fragment=commit.fragment,
@@ -224,8 +214,8 @@ def _runs(numbers: Sequence[int]) -> Iterator[int]:
 
 
 def _numbers_of_runs(data: bytes) -> list[int]:
-    parts = read_numbers(data, 2 * MEMBERS_MAX)
-    if len(parts) % 2 or sum(parts[1::2]) > MEMBERS_MAX:
+    parts = read_numbers(data, 2 * m.MEMBERS_MAX)
+    if len(parts) % 2 or sum(parts[1::2]) > m.MEMBERS_MAX:
         raise RemoteProtocolError("the order names too many members, or half a run of them")
     numbers: list[int] = []
     end = 0
@@ -272,8 +262,8 @@ def read_numbers(data: bytes, count_max: int) -> list[int]:
         if byte < 0x80:
             numbers.append(number)
             number = shift = 0
-        elif number > 2 * COUNT_MAX + 1:
+        elif number > 2 * m.COUNT_MAX + 1:
             raise RemoteProtocolError("a number in the order is too large")
-    if shift or len(numbers) > count_max or max(numbers, default=0) > 2 * COUNT_MAX + 1:
+    if shift or len(numbers) > count_max or max(numbers, default=0) > 2 * m.COUNT_MAX + 1:
         raise RemoteProtocolError("the order's numbers are cut off, too many or too large")
     return numbers

@@ -16,8 +16,8 @@ from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rates.rate_limiter import RateLimiter
 from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Load
+from holdfast.protocol import messages as m
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
 from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -31,27 +31,27 @@ PORT = 7_700
 EVERYWHERE = Address("::", PORT)
 
 
-def note(number: int) -> IndexRequest:
+def note(number: int) -> m.IndexRequest:
     """Return a message that a link hands on."""
-    return IndexRequest(FragmentHead(0, number, b""))
+    return m.IndexRequest(m.FragmentHead(0, number, b""))
 
 
 def peer_id(number: int) -> str:
     return f"{number:032x}"
 
 
-def member(number: int, *addresses: str, joined: int | None = None) -> MemberInfo:
-    return MemberInfo(
+def member(number: int, *addresses: str, joined: int | None = None) -> m.MemberInfo:
+    return m.MemberInfo(
         peer=peer_id(number),
         name=f"n{number}",
         number=number if joined is None else joined,
         addresses=addresses or (f"n{number}:{PORT}",),
-        role=Role.CONTRIBUTOR,
+        role=m.Role.CONTRIBUTOR,
         in_sync=True,
     )
 
 
-def view(*numbers: int) -> list[MemberInfo]:
+def view(*numbers: int) -> list[m.MemberInfo]:
     return [member(number) for number in numbers]
 
 
@@ -96,7 +96,7 @@ class Node:
     network: MemoryNetwork
     hub: LinkHub
     scope: trio.CancelScope
-    heard: list[tuple[str, Message]]
+    heard: list[tuple[str, m.Message]]
     dialled: list[str]  # who opened a control stream to us
 
 
@@ -142,15 +142,15 @@ class Net:
     async def node(
         self,
         number: int,
-        members: list[MemberInfo],
+        members: list[m.MemberInfo],
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
     ) -> Node:
         network = self.world.host(f"n{number}", peer_id(number))
-        heard: list[tuple[str, Message]] = []
+        heard: list[tuple[str, m.Message]] = []
         dialled: list[str] = []
 
-        async def on_message(peer: str, message: Message) -> None:
+        async def on_message(peer: str, message: m.Message) -> None:
             heard.append((peer, message))
 
         hub = LinkHub(
@@ -196,7 +196,7 @@ class RealNode:
     hub: LinkHub
     credentials: Credentials
     address: str
-    heard: list[Message]
+    heard: list[m.Message]
 
 
 @asynccontextmanager
@@ -216,9 +216,9 @@ async def real_nodes(
     async with background() as nursery:
         for number in range(count):
             credentials = admitted(authority, directory)
-            network, heard = SocketNetwork(credentials), list[Message]()
+            network, heard = SocketNetwork(credentials), list[m.Message]()
 
-            async def hear(_peer: str, message: Message, heard: list[Message] = heard) -> None:
+            async def hear(_peer: str, message: m.Message, heard: list[m.Message] = heard) -> None:
                 heard.append(message)
 
             hub = LinkHub(
@@ -232,7 +232,9 @@ async def real_nodes(
             bound = await start_hub(nursery, hub, network, Address("127.0.0.1", 0))
             found.append(RealNode(network, hub, credentials, str(bound), heard))
         members = [
-            MemberInfo(node.hub.me, f"n{number}", number, (node.address,), Role.CONTRIBUTOR, True)
+            m.MemberInfo(
+                node.hub.me, f"n{number}", number, (node.address,), m.Role.CONTRIBUTOR, True
+            )
             for number, node in enumerate(found)
         ]
         for node in found:

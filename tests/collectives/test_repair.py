@@ -24,14 +24,14 @@ from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS
 from holdfast.membership.master.rounds.repair import plan_repair
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
-from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
 from holdfast.protocol.network.lane import FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order, reduction_at
 
-SIZE = FragmentSize(2_000, 0, 1)
+SIZE = m.FragmentSize(2_000, 0, 1)
 CHUNK = 200
 WEIGHTS = (3, 5, 7, 11)
 
@@ -59,7 +59,7 @@ class Round:
     listen.
     """
 
-    def __init__(self, swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> None:
+    def __init__(self, swarm: Swarm, order: m.Reduce, size: m.FragmentSize = SIZE) -> None:
         self.swarm = swarm
         self.order = order
         self.attempt = order.attempt
@@ -68,7 +68,7 @@ class Round:
         self.missed: list[str] = []  # listeners that hold what was made again
         self.owners = [run.peer for run in order.plan.owners for _ in range(run.chunk_count)]
         self.serving: dict[str, Serving] = {}
-        self.repairs: list[Repair] = []
+        self.repairs: list[m.Repair] = []
         contributors = [c.peer for c in order.contributors]
         for node in swarm.nodes:
             gives = node.peer in contributors
@@ -98,7 +98,7 @@ class Round:
         self.serving[peer].scope.cancel()
         self.swarm.kill(self.serving[peer].node)
 
-    def repair(self, *lost: str) -> Repair:
+    def repair(self, *lost: str) -> m.Repair:
         self.lost += lost
         self.attempt += 1
         held = {s.node.peer: s.reduction.flush(self.lost) for s in self.left()}
@@ -108,7 +108,7 @@ class Round:
         for a in assignments:
             stop = a.first_chunk + a.chunk_count
             self.owners[a.first_chunk : stop] = [a.owner] * a.chunk_count
-        repair = Repair(self.order.round, self.attempt, tuple(self.lost), assignments)
+        repair = m.Repair(self.order.round, self.attempt, tuple(self.lost), assignments)
         for serving in self.left():
             try:
                 serving.reduction.repair(repair)
@@ -172,7 +172,7 @@ def expected(rule: str, inside: Sequence[int]) -> float:
 def begin(
     swarm: Swarm,
     codec: str = "fp32",
-    size: FragmentSize = SIZE,
+    size: m.FragmentSize = SIZE,
     chunk_elements: int = CHUNK,
     combine: str = "mean",
 ) -> Round:
@@ -293,13 +293,13 @@ async def test_orders_that_do_not_fit_are_refused() -> None:
         reduction = round_.left()[0].reduction
         successor, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
         wrong = (
-            Assignment(99, 1, successor, True, b""),  # no such chunk
-            Assignment(1, 1, "f" * 32, True, b""),  # no such peer
-            Assignment(0, 1, successor, True, b""),  # a chunk whose owner lives
+            m.Assignment(99, 1, successor, True, b""),  # no such chunk
+            m.Assignment(1, 1, "f" * 32, True, b""),  # no such peer
+            m.Assignment(0, 1, successor, True, b""),  # a chunk whose owner lives
         )
         for attempt, assignment in enumerate(wrong, 2):
             with pytest.raises(RemoteProtocolError):
-                reduction.repair(Repair(1, attempt, (lost,), (assignment,)))
+                reduction.repair(m.Repair(1, attempt, (lost,), (assignment,)))
 
 
 async def test_a_result_that_is_here_is_not_made_again() -> None:
@@ -308,7 +308,7 @@ async def test_a_result_that_is_here_is_not_made_again() -> None:
         await round_.finish()
         successor, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
         chunk = round_.owners.index(lost)
-        repair = Repair(1, 2, (lost,), (Assignment(chunk, 1, successor, True, b""),))
+        repair = m.Repair(1, 2, (lost,), (m.Assignment(chunk, 1, successor, True, b""),))
         with pytest.raises(RemoteProtocolError, match="made again"):
             round_.left()[0].reduction.repair(repair)
 
@@ -336,7 +336,7 @@ async def test_a_peer_that_waits_for_results_is_not_named_beside_one_that_owes_f
             await swarm.settle()
             silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
             swarm.world.partition("n0", "n1", one_way=True)
-            round_ = begin(swarm, size=FragmentSize(40 * CHUNK, 0, 1))
+            round_ = begin(swarm, size=m.FragmentSize(40 * CHUNK, 0, 1))
             await trio.sleep(5)
             said = {s.node.peer: s.reduction.diagnosis() for s in round_.left()}
             assert said[owner].contributions == (silent,)
@@ -364,7 +364,7 @@ async def test_all_nodes_report_equal_digests_by_maker_before_and_after_a_repair
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) -> None:
     """Real sockets: frames are delivered in threads while the event loop shuts peers out."""
-    size = FragmentSize(2**20, 0, 1)
+    size = m.FragmentSize(2**20, 0, 1)
     for seed in range(4):
         directory = tmp_path / str(seed)
         directory.mkdir()
@@ -397,7 +397,7 @@ def wrong_divisor(patch: pytest.MonkeyPatch) -> None:
     original = MeanFactors.of
 
     def of(
-        contributors: Sequence[Contributor], present: Sequence[bool] | None = None
+        contributors: Sequence[m.Contributor], present: Sequence[bool] | None = None
     ) -> MeanFactors:
         whole = original(contributors)
         if present is None:
@@ -412,12 +412,12 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
     """Every node that is left takes itself for the successor."""
     original = Reduction.repair
 
-    def repair(self: Reduction, order: Repair) -> None:
+    def repair(self: Reduction, order: m.Repair) -> None:
         mine = tuple(
-            Assignment(a.first_chunk, a.chunk_count, self._context.me, a.from_scratch, a.lacking)
+            m.Assignment(a.first_chunk, a.chunk_count, self._context.me, a.from_scratch, a.lacking)
             for a in order.assignments
         )
-        original(self, Repair(order.round, order.attempt, order.lost, mine))
+        original(self, m.Repair(order.round, order.attempt, order.lost, mine))
 
     patch.setattr(Reduction, "repair", repair)
 

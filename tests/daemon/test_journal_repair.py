@@ -23,15 +23,15 @@ from holdfast.membership.master.state.journal import (
     RunFounded,
     TermStarted,
 )
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, Role, TensorSpec
 
 PEER = "ab" * 16
 FOUNDED = RunFounded(
-    ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),)),
-    (FragmentSize(16, 16, 0),),
+    m.ModelLayout((m.TensorSpec("w", (4, 4), "float32", "parameter"),)),
+    (m.FragmentSize(16, 16, 0),),
     b"L" * 32,
-    (FragmentHead(0, 0, b"r" * 32),),
+    (m.FragmentHead(0, 0, b"r" * 32),),
 )
 RECORDS: list[JournalRecord] = [
     RunCreated("cd" * 16, "[run]\n"),
@@ -54,7 +54,7 @@ def write(folder: Path, *, log: bool = True) -> Path:
         store.append(record)
         if record == RoundNumbered(100):
             store._db.execute("pragma wal_checkpoint(truncate)")
-    store.admit(PEER, GrantRow(Role.SPARE, False, "alder"))
+    store.admit(PEER, GrantRow(m.Role.SPARE, False, "alder"))
     if not log:
         store._db.execute("pragma wal_checkpoint(truncate)")
     state = folder / "state"
@@ -146,7 +146,7 @@ def test_a_changed_record_cuts_the_journal(tmp_path: Path, damage: str) -> None:
     store = JournalStore(path)
     assert store.records() == RECORDS[:49]
     assert store.cut is not None
-    assert store.grant(PEER) == GrantRow(Role.SPARE, False, "alder")
+    assert store.grant(PEER) == GrantRow(m.Role.SPARE, False, "alder")
     store.close()
 
 
@@ -200,7 +200,7 @@ async def test_a_withdrawal_that_cannot_be_stored_is_refused_with_the_reason(
     tmp_path: Path,
 ) -> None:
     store = JournalStore(write(tmp_path))
-    store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
+    store.make_token(m.Role.SPARE, founder=False, uses=1, hours=1.0)
     store._db.execute("pragma query_only = on")
     commands = OperatorCommands(cast("Any", Mock()), store, cast("Any", None), lambda: None)
     with pytest.raises(UserError, match="the withdrawal cannot be stored") as caught:

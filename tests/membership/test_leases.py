@@ -27,15 +27,8 @@ from holdfast.membership.master.state.master_effects import RecordDurably, SendM
 from holdfast.membership.master.state.roster import Grant, Member
 from holdfast.membership.shared.lease_ranges import RangeSet
 from holdfast.membership.spec.spec import RunSpec
+from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import (
-    Leased,
-    LeaseRange,
-    LeasesHeld,
-    LeasesWanted,
-    ModelLayout,
-    Role,
-)
 from tests.planting import Bugs, Note, Patch, what_shows
 
 LENGTH = 40
@@ -58,7 +51,7 @@ class Trainer:
         self.held, self.trained = RangeSet(), RangeSet()
         self.sessions = 0
 
-    def heard(self, message: Leased) -> None:
+    def heard(self, message: m.Leased) -> None:
         told = RangeSet.of(message.ranges)
         self.held = told if message.all else self.held | told
         self.trained = self.trained & self.held
@@ -104,7 +97,7 @@ class Desk:
         for effect in self.context.take_effects():
             if isinstance(effect, RecordDurably):
                 self.records.append(effect.record)
-            elif isinstance(effect, SendMessage) and isinstance(effect.message, Leased):
+            elif isinstance(effect, SendMessage) and isinstance(effect.message, m.Leased):
                 self.trainers[effect.peer].heard(effect.message)
         self.leases.check()
 
@@ -119,8 +112,8 @@ class Desk:
 
     def attach(self, peer: str) -> None:
         number = PEERS.index(peer)
-        member = Member(peer, peer, number, 1, Grant(Role.CONTRIBUTOR), self.now_s)
-        member.trainer.layout, member.in_sync = ModelLayout(()), True
+        member = Member(peer, peer, number, 1, Grant(m.Role.CONTRIBUTOR), self.now_s)
+        member.trainer.layout, member.in_sync = m.ModelLayout(()), True
         self.context.roster.members[peer] = member
 
     def leave(self, peer: str, *, forgets: bool = False) -> None:
@@ -136,12 +129,12 @@ class Desk:
         self.attach(peer)
         self.before.discard(peer)
         held = self.trainers[peer].held.leases()
-        self.leases.claimed(self.member(peer), LeasesHeld(LENGTH, held))
+        self.leases.claimed(self.member(peer), m.LeasesHeld(LENGTH, held))
         self.settle()
 
     def want(self, peer: str, count: int) -> RangeSet:
         """Ask for leases; return what the peer holds then."""
-        self.leases.wanted(self.member(peer), LeasesWanted(LENGTH, count))
+        self.leases.wanted(self.member(peer), m.LeasesWanted(LENGTH, count))
         self.settle()
         return self.trainers[peer].held
 
@@ -264,7 +257,7 @@ def test_an_update_on_its_way_may_name_what_a_commit_has_spent() -> None:
     desk.want("a", 6)
     desk.trainers["a"].train(4)
     desk.commit(desk.open("a"), "a")
-    assert desk.leases.may_post("a", (LeaseRange(0, 6),))
+    assert desk.leases.may_post("a", (m.LeaseRange(0, 6),))
 
 
 def test_an_update_that_is_in_no_mean_spends_nothing() -> None:
@@ -343,7 +336,7 @@ def test_who_is_back_during_its_reduction_does_not_train_again_on_what_that_spen
     if commits:
         assert desk.commit(posted, "a") == ranges((0, 4))
         assert desk.trainers["a"].held == ranges((4, 8))
-        assert not desk.leases.may_post("a", (LeaseRange(0, 8),))
+        assert not desk.leases.may_post("a", (m.LeaseRange(0, 8),))
     else:
         desk.abort()
         assert desk.trainers["a"].held == ranges((0, 8))
@@ -396,12 +389,12 @@ def test_a_rewind_frees_what_the_void_commit_had_spent() -> None:
 def test_another_data_set_gets_no_leases_and_hears_the_runs_length() -> None:
     desk = Desk()
     desk.want("a", 4)
-    desk.leases.wanted(desk.member("b"), LeasesWanted(LENGTH + 1, 4))
+    desk.leases.wanted(desk.member("b"), m.LeasesWanted(LENGTH + 1, 4))
     desk.settle()
     assert not desk.trainers["b"].held
-    desk.leases.claimed(desk.member("b"), LeasesHeld(LENGTH + 1, ()))
+    desk.leases.claimed(desk.member("b"), m.LeasesHeld(LENGTH + 1, ()))
     sent = [each.message for each in desk.context.take_effects() if isinstance(each, SendMessage)]
-    assert sent == [Leased((), length=LENGTH)]
+    assert sent == [m.Leased((), length=LENGTH)]
 
 
 def test_who_leases_and_does_not_train_keeps_no_epoch_from_its_end() -> None:
@@ -523,7 +516,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = Leases.claimed
 
-    def claimed(self: Leases, member: Member, message: LeasesHeld) -> None:
+    def claimed(self: Leases, member: Member, message: m.LeasesHeld) -> None:
         original(self, member, message)
         self.held[member.peer] = RangeSet.of(message.ranges)
         self._tell_all(member.peer)
@@ -535,7 +528,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = Leases.spend
 
-    def spend(self: Leases, number: int, peers: Iterable[str]) -> tuple[LeaseRange, ...]:
+    def spend(self: Leases, number: int, peers: Iterable[str]) -> tuple[m.LeaseRange, ...]:
         self.left[number] = set()
         return original(self, number, peers)
 

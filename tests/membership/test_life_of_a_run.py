@@ -8,14 +8,7 @@ from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import RunFinished, SpecChanged
 from holdfast.membership.spec.spec_changes import with_end
-from holdfast.protocol.messages import (
-    Finish,
-    NewSpec,
-    Open,
-    RefusalCode,
-    Role,
-    TrainerLost,
-)
+from holdfast.protocol import messages as m
 from tests.membership.table import LINEAGE, A, B, C, Table, head_of, hello_of
 from tests.plain import describe
 
@@ -30,7 +23,7 @@ def finished(rounds: int = 1) -> Table:
         order = table.commit(A, B)
         table.applied(order, A, B)
     for peer in (A, B):
-        assert table.hear(peer, Finish).round == rounds
+        assert table.hear(peer, m.Finish).round == rounds
     for peer in (A, B):
         table.leave(peer)
     return table
@@ -51,17 +44,17 @@ def change(table: Table, rounds: int) -> None:
 def test_a_finished_run_goes_on_with_more_rounds() -> None:
     table = finished()
     table.join(A)
-    assert table.dropped(A) is RefusalCode.FINISHED
+    assert table.dropped(A) is m.RefusalCode.FINISHED
     change(table, 2)
     assert "run.rounds from 1 to 2" in table.announced()
     back(table)
     order = table.commit(A, B)
     table.applied(order, A, B)
-    assert table.hear(A, Finish).round == order.round, "it ends again"
+    assert table.hear(A, m.Finish).round == order.round, "it ends again"
     assert [each.round for each in table.records(RunFinished)] == [1, 2]
     table.restart()
     table.join(A)
-    assert table.dropped(A) is RefusalCode.FINISHED
+    assert table.dropped(A) is m.RefusalCode.FINISHED
 
 
 def test_a_restart_with_more_rounds_goes_on_and_with_fewer_is_finished() -> None:
@@ -83,12 +76,12 @@ def test_members_are_told_of_more_rounds_in_the_middle_of_one() -> None:
     number = table.open_round()
     change(table, 9)
     for peer in (A, B):
-        assert "rounds = 9" in table.hear(peer, NewSpec).spec_toml
+        assert "rounds = 9" in table.hear(peer, m.NewSpec).spec_toml
     assert number in table.master.scheduler.rounds, "the open round goes on"
     for _round in range(3):
         order = table.commit(A, B)
         table.applied(order, A, B)
-    table.hears_no(A, Finish)
+    table.hears_no(A, m.Finish)
 
 
 def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
@@ -96,7 +89,7 @@ def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
     table.start(A, B)
     order = table.commit(A, B)
     table.applied(order, A, B)
-    table.say(A, TrainerLost("the training process closed its connection"))
+    table.say(A, m.TrainerLost("the training process closed its connection"))
     assert "has no trainer any more: the run is finished" in table.announced()
     assert "lost" not in table.announced()
 
@@ -110,7 +103,7 @@ def test_rounds_without_a_commit_are_counted_over_restarts() -> None:
     table.restart()
     assert describe(table.master, table.now_s)["aborted"] == 1
     back(table)
-    table.hear(A, Open)
+    table.hear(A, m.Open)
     status = describe(table.master, table.now_s)
     assert (status["committed"], status["aborted"]) == (1, 1)
     assert RunHistory.replay(table.journal).schedule.uncommitted_count == 2
@@ -131,6 +124,6 @@ def test_one_invite_for_all_is_no_risk_to_others(own: tuple[str, ...], warned: b
     table.start(A, B, C)
     for member in table.master.context.roster:
         invite = "1111AAAA" if member.peer in own else "2222BBBB"
-        member.grant = Grant(Role.CONTRIBUTOR, invite=invite)
+        member.grant = Grant(m.Role.CONTRIBUTOR, invite=invite)
     warnings = describe(table.master, table.now_s)["warnings"]
     assert len(warnings) == warned

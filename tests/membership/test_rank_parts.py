@@ -14,24 +14,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.membership.peer.rank_parts import RankPartsError, box_of, writers
-from holdfast.protocol.messages import RANKS_MAX, ModelLayout, RankPart, TensorBox, TensorSpec
+from holdfast.protocol import messages as m
 
 
-def layout(*shapes: tuple[int, ...]) -> ModelLayout:
-    specs = (TensorSpec(f"t{n}", shape, "float32", "parameter") for n, shape in enumerate(shapes))
-    return ModelLayout(tuple(specs))
+def layout(*shapes: tuple[int, ...]) -> m.ModelLayout:
+    specs = (m.TensorSpec(f"t{n}", shape, "float32", "parameter") for n, shape in enumerate(shapes))
+    return m.ModelLayout(tuple(specs))
 
 
-def parts(*boxes: Sequence[TensorBox]) -> list[RankPart]:
+def parts(*boxes: Sequence[m.TensorBox]) -> list[m.RankPart]:
     count = len(boxes)
-    return [RankPart(rank, count, rank, tuple(each)) for rank, each in enumerate(boxes)]
+    return [m.RankPart(rank, count, rank, tuple(each)) for rank, each in enumerate(boxes)]
 
 
-def rows(start: int, count: int, columns: int = 2) -> TensorBox:
-    return TensorBox((start, 0), (count, columns))
+def rows(start: int, count: int, columns: int = 2) -> m.TensorBox:
+    return m.TensorBox((start, 0), (count, columns))
 
 
-def refusal(model: ModelLayout, held: Sequence[RankPart]) -> str:
+def refusal(model: m.ModelLayout, held: Sequence[m.RankPart]) -> str:
     with pytest.raises(RankPartsError) as error:
         writers(model, held)
     return str(error.value)
@@ -60,9 +60,9 @@ def test_a_whole_beside_a_part_is_an_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    "box", [rows(3, 2), rows(0, 4, 3), TensorBox((0,), (8,)), TensorBox((0, 0), (4,))]
+    "box", [rows(3, 2), rows(0, 4, 3), m.TensorBox((0,), (8,)), m.TensorBox((0, 0), (4,))]
 )
-def test_a_part_outside_of_its_tensor_is_refused(box: TensorBox) -> None:
+def test_a_part_outside_of_its_tensor_is_refused(box: m.TensorBox) -> None:
     assert "rank 1 holds" in refusal(layout((4, 2)), parts([rows(0, 4)], [box]))
 
 
@@ -77,7 +77,7 @@ def test_empty_parts_write_nothing() -> None:
 
 def test_a_tensor_of_no_dimension_and_one_without_values() -> None:
     model = layout((), (0, 3))
-    held = [TensorBox((), ()), TensorBox((0, 0), (0, 3))]
+    held = [m.TensorBox((), ()), m.TensorBox((0, 0), (0, 3))]
     assert writers(model, parts(held, held)) == [[0], []]
 
 
@@ -88,7 +88,7 @@ def cuts(length: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[ModelLayout, list[RankPart]]:
+def grids(draw: st.DrawFn) -> tuple[m.ModelLayout, list[m.RankPart]]:
     """Tensors of which each is divided by a grid of its own; some parts are held by several
     ranks.
     """
@@ -99,10 +99,13 @@ def grids(draw: st.DrawFn) -> tuple[ModelLayout, list[RankPart]]:
     for shape in shapes:
         ranges = itertools.product(*(draw(cuts(length)) for length in shape))
         divided.append(
-            [TensorBox(tuple(a for a, _ in each), tuple(b - a for a, b in each)) for each in ranges]
+            [
+                m.TensorBox(tuple(a for a, _ in each), tuple(b - a for a, b in each))
+                for each in ranges
+            ]
         )
     most = max(map(len, divided))
-    assume(most + 3 <= RANKS_MAX)
+    assume(most + 3 <= m.RANKS_MAX)
     count = draw(st.integers(most, most + 3))
     held = [[boxes[rank % len(boxes)] for boxes in divided] for rank in range(count)]
     order = draw(st.permutations(range(count)))
@@ -111,7 +114,7 @@ def grids(draw: st.DrawFn) -> tuple[ModelLayout, list[RankPart]]:
 
 @given(grids())
 def test_any_grid_is_taken_and_each_value_written_once(
-    case: tuple[ModelLayout, list[RankPart]],
+    case: tuple[m.ModelLayout, list[m.RankPart]],
 ) -> None:
     model, held = case
     written = writers(model, held)
@@ -132,7 +135,7 @@ def test_a_grid_without_one_part_or_with_one_shifted_is_refused(
 ) -> None:
     lines = st.lists(st.integers(1, height - 1), unique=True, min_size=1, max_size=4).map(sorted)
     ranges = list(itertools.pairwise([0, *data.draw(lines), height]))
-    held = parts(*([TensorBox((a, 0), (b - a, width))] for a, b in ranges))
+    held = parts(*([m.TensorBox((a, 0), (b - a, width))] for a, b in ranges))
     model = layout((height, width))
     writers(model, held)
     victim = data.draw(st.integers(0, len(held) - 1))

@@ -22,16 +22,8 @@ from typing import TypeVar
 import trio
 from attrs import field, frozen
 
+from ....protocol import messages as m
 from ....protocol.errors import RemoteProtocolError
-from ....protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    LinkHello,
-    LinkReady,
-    Message,
-    RefusalCode,
-    Refused,
-)
 from ....protocol.network.interface import Network
 from ....protocol.network.lane import (
     LINK_ID_BYTES,
@@ -44,7 +36,7 @@ from ....protocol.network.stream import MessageStream
 from ..lane_pool import LanePool
 from ..link_lane import LinkLane
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=m.Message)
 
 # Opens one more connection over the same route.
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
@@ -75,17 +67,17 @@ async def dial_link(messages: MessageStream) -> LinkKeys:
     link_id = secrets.token_bytes(LINK_ID_BYTES)
     secret = secrets.token_bytes(SECRET_BYTES)
     await messages.send(_hello(link_id, secret))
-    hello = await _receive_answer(messages, LinkHello)
+    hello = await _receive_answer(messages, m.LinkHello)
     if version_refusal(hello) is not None:
         raise RemoteProtocolError(
             f"it speaks versions {hello.version_min} to {hello.version_max}, "
-            f"this node speaks {VERSION_MIN} to {VERSION_MAX}"
+            f"this node speaks {m.VERSION_MIN} to {m.VERSION_MAX}"
         )
-    await _receive_answer(messages, LinkReady)
+    await _receive_answer(messages, m.LinkReady)
     return LinkKeys(link_id, secret, hello.secret)
 
 
-def keys_for(hello: LinkHello) -> LinkKeys:
+def keys_for(hello: m.LinkHello) -> LinkKeys:
     """Return the acceptor's keys for a dialer's hello, with a new secret of its own."""
     return LinkKeys(hello.link_id, hello.secret, secrets.token_bytes(SECRET_BYTES))
 
@@ -93,27 +85,27 @@ def keys_for(hello: LinkHello) -> LinkKeys:
 async def welcome_link(messages: MessageStream, keys: LinkKeys) -> None:
     """Do the acceptor's half of the handshake, once the link's lanes can be accepted."""
     await messages.send(_hello(keys.link_id, keys.secret_acceptor))
-    await messages.send(LinkReady())
+    await messages.send(m.LinkReady())
 
 
-def version_refusal(hello: LinkHello) -> Refused | None:
+def version_refusal(hello: m.LinkHello) -> m.Refused | None:
     """Return a refusal if the two sides have no protocol version in common, else None."""
-    if hello.version_min <= VERSION_MAX and hello.version_max >= VERSION_MIN:
+    if hello.version_min <= m.VERSION_MAX and hello.version_max >= m.VERSION_MIN:
         return None
-    return Refused(
-        RefusalCode.VERSION,
+    return m.Refused(
+        m.RefusalCode.VERSION,
         f"you speak versions {hello.version_min} to {hello.version_max}, "
-        f"I speak {VERSION_MIN} to {VERSION_MAX}",
+        f"I speak {m.VERSION_MIN} to {m.VERSION_MAX}",
     )
 
 
-def _hello(link_id: bytes, secret: bytes) -> LinkHello:
-    return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
+def _hello(link_id: bytes, secret: bytes) -> m.LinkHello:
+    return m.LinkHello(m.VERSION_MIN, m.VERSION_MAX, link_id, secret)
 
 
 async def _receive_answer(messages: MessageStream, expected: type[M]) -> M:
-    message = await messages.receive_expected(expected, Refused)
-    if isinstance(message, Refused):
+    message = await messages.receive_expected(expected, m.Refused)
+    if isinstance(message, m.Refused):
         raise RemoteProtocolError(f"it refused the link: {message.reason}")
     return message
 

@@ -18,10 +18,10 @@ from functools import partial
 import trio
 from attrs import define, field
 
+from ....protocol import messages as m
 from ....protocol.addresses import Address
 from ....protocol.dial_order import dialler
 from ....protocol.errors import RemoteProtocolError, UserError
-from ....protocol.messages import MemberInfo, Message, Route, RouteKind, RouteWanted, RouteWorks
 from ....protocol.network.interface import Channel, ChannelHandler, LaneHandler, Network
 from ....protocol.network.relay_ticket import RelayPreamble, RelayRole, wait_paired
 from ....protocol.text import plain
@@ -59,16 +59,16 @@ class PeerLink:
       accept: handle control streams, and lanes, that come over an arranged route.
     """
 
-    _member: MemberInfo
-    _me: MemberInfo
+    _member: m.MemberInfo
+    _me: m.MemberInfo
     _network: Network
     _is_up: Callable[[], bool] = field(kw_only=True)
     _new_link: Callable[[str, Channel], Link] = field(kw_only=True)
     _carry: Callable[[Link, DialLane], Awaitable[None]] = field(kw_only=True)
-    _tell_master: Callable[[Message], None] = field(kw_only=True)
+    _tell_master: Callable[[m.Message], None] = field(kw_only=True)
     _unconfirm: Callable[[], None] = field(kw_only=True)
     _accept: tuple[ChannelHandler, LaneHandler] = field(kw_only=True)
-    route: Route | None = field(default=None, init=False)
+    route: m.Route | None = field(default=None, init=False)
     error: str = field(default="", init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
     # Of the task, while there is one.
@@ -90,11 +90,11 @@ class PeerLink:
     @property
     def _acts(self) -> bool:
         """Return whether this end has anything to do. If not, the other end has."""
-        return self.dials or self._has_no_route or self._kind is not RouteKind.DIRECT
+        return self.dials or self._has_no_route or self._kind is not m.RouteKind.DIRECT
 
     @property
-    def _kind(self) -> RouteKind:
-        return RouteKind.DIRECT if self.route is None else self.route.kind
+    def _kind(self) -> m.RouteKind:
+        return m.RouteKind.DIRECT if self.route is None else self.route.kind
 
     @property
     def _has_no_route(self) -> bool:
@@ -102,14 +102,14 @@ class PeerLink:
 
     # ------------------------------------------------------------ for the hub
 
-    def update(self, member: MemberInfo, me: MemberInfo, nursery: trio.Nursery | None) -> None:
+    def update(self, member: m.MemberInfo, me: m.MemberInfo, nursery: trio.Nursery | None) -> None:
         """Start or stop dialling as a new view calls for; leave an existing link alone."""
         self._member, self._me, self._nursery = member, me, nursery
         if self._scope is not None and not self._acts and not self._is_up():
             self.stop()
         self._start()
 
-    def set_route(self, route: Route) -> None:
+    def set_route(self, route: m.Route) -> None:
         """Use a route from now on; give up a link over the old route that this end dialled."""
         self.stop()
         self.route, self._worked = route, False
@@ -130,7 +130,7 @@ class PeerLink:
 
     def report_works(self) -> None:
         """Tell the master that the route works."""
-        self._tell_master(RouteWorks(self._member.peer, self._number))
+        self._tell_master(m.RouteWorks(self._member.peer, self._number))
 
     @property
     def _number(self) -> int:
@@ -176,15 +176,15 @@ class PeerLink:
         self._asked_s = now_s
         self._unconfirm()
         why = plain(self.error)
-        self._tell_master(RouteWanted(self._member.peer, self._number, self._worked, why))
+        self._tell_master(m.RouteWanted(self._member.peer, self._number, self._worked, why))
 
     async def _follow_route(self) -> None:
         """Dial or park as the route says, until that is over or fails."""
         if self._has_no_route:
             raise OSError("neither end can be dialled")
-        if self._kind is RouteKind.PUNCHED:
+        if self._kind is m.RouteKind.PUNCHED:
             await self._punch()
-        elif self._kind is RouteKind.DIRECT:
+        elif self._kind is m.RouteKind.DIRECT:
             await self._carry_over(*await self._dial())
         elif self.dials:
             await self._carry_over(await self._dial_over(self._call), self._call)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from attrs import Factory, define, frozen
 
-from ....protocol.messages import Assignment, ChunkFinding, Contributor, ContributorRun, Reduce
+from ....protocol import messages as m
 from ...planning.plan import PlanEstimate
 from ..state.roster import Roster
 from ..state.voting_blocs import elect, voices_of
@@ -49,7 +49,7 @@ class Reports:
 class Attempt:
     """One reduction: its order, its losses and its results."""
 
-    order: Reduce
+    order: m.Reduce
     estimate: PlanEstimate
     started_s: float
     adopted: bool = False  # begun under the previous master: its duration is not known
@@ -79,7 +79,7 @@ class Attempt:
     _receiving: frozenset[str] = Factory(lambda self: frozenset(self.receivers), takes_self=True)
 
     @property
-    def contributors(self) -> tuple[Contributor, ...]:
+    def contributors(self) -> tuple[m.Contributor, ...]:
         """Return the contributors of the order, including the lost."""
         return self.order.contributors
 
@@ -209,7 +209,7 @@ class Attempt:
         # Its answers would be about the time before the loss.
         self.inquiries.current = None
 
-    def begin_repair(self, assignments: Iterable[Assignment], now_s: float) -> None:
+    def begin_repair(self, assignments: Iterable[m.Assignment], now_s: float) -> None:
         """End the flush and go on under its number. All members report again."""
         for assignment in assignments:
             start = assignment.first_chunk
@@ -237,7 +237,7 @@ class ReductionOutcome:
     """A complete result, as a receiver reports it."""
 
     digest: bytes
-    manifest: tuple[ContributorRun, ...]  # empty: all contributors are in all chunks
+    manifest: tuple[m.ContributorRun, ...]  # empty: all contributors are in all chunks
 
 
 @frozen
@@ -261,7 +261,7 @@ class Audit:
     until_s: float = math.inf  # limit of ``due_s``, even if bytes move
     tried: dict[int, set[str]] = Factory(dict)  # by chunk, members that could not check it
     # Findings of other sums, with their checkers.
-    different: list[tuple[str, ChunkFinding]] = Factory(list)
+    different: list[tuple[str, m.ChunkFinding]] = Factory(list)
     silent: dict[str, set[str]] = Factory(dict)  # by member, the checkers that got nothing from it
     order_count: int = 0  # orders to checkers
 

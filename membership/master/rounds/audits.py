@@ -31,14 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import frozen
 
-from ....protocol.messages import (
-    AUDITS_MAX,
-    Audited,
-    AuditOrder,
-    CheckerChunks,
-    ChunkFinding,
-    RefusalCode,
-)
+from ....protocol import messages as m
 from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context, quoted
@@ -93,7 +86,7 @@ class Auditing:
 
     # ------------------------------------------------------------ facts
 
-    def audited(self, member: Member, message: Audited) -> None:
+    def audited(self, member: Member, message: m.Audited) -> None:
         """Note a checker's findings."""
         attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None or attempt.audit is None:
@@ -194,7 +187,7 @@ class Auditing:
             for chunk, (at, lot) in enumerate(_SHARE.iter_unpack(stream))
             if at < share * 2**64
         ]
-        for _at, chunk, lot in sorted(drawn)[:AUDITS_MAX]:
+        for _at, chunk, lot in sorted(drawn)[: m.AUDITS_MAX]:
             yield chunk, lot
 
     def _too_few(self, number: int) -> bool:
@@ -260,8 +253,10 @@ class Auditing:
         transfer = int.from_bytes(hashlib.sha256(seed).digest()[:4], "big")
         for checker, chunks in orders.items():
             audit.open.update(dict.fromkeys(chunks, Check(checker, transfer)))
-        checks = tuple(CheckerChunks(checker, tuple(chunks)) for checker, chunks in orders.items())
-        message = AuditOrder(round_.number, attempt.number, transfer, checks)
+        checks = tuple(
+            m.CheckerChunks(checker, tuple(chunks)) for checker, chunks in orders.items()
+        )
+        message = m.AuditOrder(round_.number, attempt.number, transfer, checks)
         for peer in attempt.survivors():
             self.context.send(peer, message)
         # An audit moves a small part of the reduction's bytes.
@@ -291,7 +286,7 @@ class Auditing:
 
     # ------------------------------------------------------------ sums that differ
 
-    def _contradicted(self, round_: Round, checker: str, owner: str, found: ChunkFinding) -> str:
+    def _contradicted(self, round_: Round, checker: str, owner: str, found: m.ChunkFinding) -> str:
         """Note a contradiction and what follows from it; return why the round is run again."""
         attempt = round_.running()
         suspects = {owner, checker}
@@ -348,7 +343,7 @@ class Auditing:
         for round_ in self.round_table.reducing():  # its results there may be wrong, too
             if peer in round_.running().peers():
                 round_.distrust.refused.add(peer)
-        self.round_table.evict(peer, RefusalCode.KICKED, text)
+        self.round_table.evict(peer, m.RefusalCode.KICKED, text)
 
 
 def _present(attempt: Attempt, outcome: ReductionOutcome, chunk: int) -> set[str]:

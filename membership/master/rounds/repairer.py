@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ....protocol.messages import OWNER_RUNS_MAX, Assignment, Flush, Held, RefusalCode, Repair
+from ....protocol import messages as m
 from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context
@@ -35,11 +35,11 @@ class Repairer:
         """Tell all members in the attempt to accept nothing more from the lost."""
         attempt = round_.running()
         attempt.begin_flush(self.context.now_s)
-        message = Flush(round_.number, attempt.flush.number, tuple(attempt.lost))
+        message = m.Flush(round_.number, attempt.flush.number, tuple(attempt.lost))
         for peer in attempt.served():
             self.context.send(peer, message)
 
-    def held(self, member: Member, message: Held) -> None:
+    def held(self, member: Member, message: m.Held) -> None:
         """Note which chunks' results a receiver holds, now that it has shut out the lost."""
         round_ = self.round_table.rounds.get(message.round)
         attempt = round_.attempt if round_ is not None else None
@@ -53,7 +53,7 @@ class Repairer:
             return
         if len(message.results) != (len(attempt.owners) + 7) // 8:
             why = "it holds chunks that the round does not have"
-            self.round_table.evict(member.peer, RefusalCode.PROTOCOL, why)
+            self.round_table.evict(member.peer, m.RefusalCode.PROTOCOL, why)
             return
         attempt.flush.held[member.peer] = message.results
 
@@ -71,7 +71,7 @@ class Repairer:
         """Remove the needed members that are alive and have not answered the flush."""
         for peer in round_.running().unheard():
             self.round_table.evict(
-                peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
+                peer, m.RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
             )
 
     # ------------------------------------------------------------ repair
@@ -88,7 +88,7 @@ class Repairer:
         """Give the chunks of the lost to others; return False if the message would be too large."""
         attempt = round_.running()
         assignments = self._assignments(attempt, attempt.survivors(), attempt.flush.held)
-        if len(assignments) > OWNER_RUNS_MAX:
+        if len(assignments) > m.OWNER_RUNS_MAX:
             return False
         round_.repair_count += 1
         self.round_table.repair_count += 1
@@ -110,7 +110,7 @@ class Repairer:
         everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
         held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
         assignments = self._assignments(attempt, having, held)
-        if len(assignments) > OWNER_RUNS_MAX:
+        if len(assignments) > m.OWNER_RUNS_MAX:
             return  # they are synced again, like all members that miss a result
         outcomes = dict(attempt.outcomes)
         attempt.begin_flush(self.context.now_s)
@@ -120,17 +120,17 @@ class Repairer:
 
     def _assignments(
         self, attempt: Attempt, survivors: Sequence[str], held: Mapping[str, bytes]
-    ) -> tuple[Assignment, ...]:
+    ) -> tuple[m.Assignment, ...]:
         apart = self.routes.apart(attempt.receivers)
         return plan_repair(attempt.owners, attempt.lost, survivors, attempt.receivers, held, apart)
 
-    def _send(self, round_: Round, assignments: tuple[Assignment, ...]) -> None:
+    def _send(self, round_: Round, assignments: tuple[m.Assignment, ...]) -> None:
         attempt = round_.running()
-        message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        message = m.Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
         for peer in attempt.served():
             self.context.send(peer, message)
 
-    def _format_repair(self, round_: Round, assignments: Sequence[Assignment]) -> str:
+    def _format_repair(self, round_: Round, assignments: Sequence[m.Assignment]) -> str:
         attempt = round_.running()
         lost = ", ".join(self.context.name(peer) for peer in attempt.lost)
         counts: Counter[str] = Counter()

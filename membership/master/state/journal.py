@@ -5,15 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from ....protocol.messages import (
-    Commit,
-    FragmentHead,
-    FragmentSize,
-    LeaseRange,
-    ModelLayout,
-    Ready,
-    Reduce,
-)
+from ....protocol import messages as m
 
 
 class JournalRecord:
@@ -63,7 +55,7 @@ class MastersKnown(JournalRecord):
 class VersionAdopted(JournalRecord):
     """The run takes over a version that contributors hold and whose commit the journal has lost."""
 
-    head: FragmentHead
+    head: m.FragmentHead
     step: int
 
 
@@ -71,7 +63,7 @@ class VersionAdopted(JournalRecord):
 class RunRewound(JournalRecord):
     """The run goes back to older versions: all members that held newer ones are gone."""
 
-    heads: tuple[FragmentHead, ...]  # one for each fragment, the state after an earlier commit
+    heads: tuple[m.FragmentHead, ...]  # one for each fragment, the state after an earlier commit
 
 
 @frozen
@@ -102,10 +94,10 @@ class PlaceVacated(JournalRecord):
 class RunFounded(JournalRecord):
     """The run has its first weights."""
 
-    layout: ModelLayout
-    sizes: tuple[FragmentSize, ...]
+    layout: m.ModelLayout
+    sizes: tuple[m.FragmentSize, ...]
     lineage: bytes
-    heads: tuple[FragmentHead, ...]
+    heads: tuple[m.FragmentHead, ...]
 
 
 @frozen
@@ -124,18 +116,18 @@ class RoundNumbered(JournalRecord):
 class RoundOrdered(JournalRecord):
     """A reduction was ordered; the next master may go on with it (see ``adoption``)."""
 
-    order: Reduce
+    order: m.Reduce
     at_step: int
-    ready: tuple[Ready, ...]  # what the contributors had posted, in the order's order
+    ready: tuple[m.Ready, ...]  # what the contributors had posted, in the order's order
 
 
 @frozen
 class RoundCommitted(JournalRecord):
     """The result of a round is part of the run."""
 
-    commit: Commit
+    commit: m.Commit
     # Leased positions whose samples are in it, and were in no committed round before.
-    spent: tuple[LeaseRange, ...] = ()
+    spent: tuple[m.LeaseRange, ...] = ()
 
 
 @frozen
@@ -156,7 +148,7 @@ class LeasesReserved(JournalRecord):
 class RootKnown(JournalRecord):
     """The members agree on the root of a version."""
 
-    head: FragmentHead
+    head: m.FragmentHead
 
 
 @frozen
