@@ -87,7 +87,7 @@ def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
 
 def test_there_are_at_most_512_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MEMBERS_MAX == 512
-    monkeypatch.setattr(hello_checks, "MEMBERS_MAX", 3)
+    monkeypatch.setattr(hello_checks.m, "MEMBERS_MAX", 3)
     table = Table()
     table.start(A, B, C)
     table.join(D)
