@@ -483,7 +483,7 @@ async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
         )
         roster = swarm.coordinator.context.roster
         assert roster.view_number > view
-        assert roster.members[swarm.peers["b"].peer].addresses == ("elsewhere:29701",)
+        assert roster.members[swarm.peers["b"].peer].connection.addresses == ("elsewhere:29701",)
         target = swarm.committed + 2
         await swarm.until(lambda: swarm.committed >= target and contributed(swarm, "abc"))
         await settled(swarm, "abc")

@@ -30,7 +30,7 @@ def events(swarm: Swarm) -> list[str]:
 def has_trainer(swarm: Swarm, name: str) -> bool:
     """Return whether the master sees a peer's trainer; cheaper to poll than the status."""
     found = swarm.coordinator.context.roster.get(swarm.peers[name].peer)
-    return found is not None and found.layout is not None
+    return found is not None and found.trainer.running
 
 
 async def contributes(swarm: Swarm, name: str) -> None:
