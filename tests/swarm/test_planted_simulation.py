@@ -5,8 +5,7 @@ Beside each bug is a seed that finds it; other seeds are searched only if it no 
 
 In peers:
 
-    divisor of all           a chunk owner divides by the weight of all contributors, even absent
-                             ones
+    divisor of all           a chunk owner divides by the weight of absent contributors, too
     set not told             a result does not name the contributors missing in it
     successor encodes again  a successor sends other bytes than those that it holds
     dead owner awaited       a member keeps waiting for data from a lost member
