@@ -1,6 +1,6 @@
 """The status of a master and of a peer, and the rows of the HTTP API, as frozen records.
 
-See ``membership.master.status.records``: the same conventions, and the records that the master's
+See ``membership.shared.run_status``: the same conventions, and the records that the master's
 rules fill.
 """
 

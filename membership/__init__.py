@@ -6,6 +6,7 @@ carries them out.
 
     master     the master's rules; the daemon calls ``coordinator``
     peer       a peer's rules; the daemon calls ``replica``
+    shared     what the rules of the master and of a peer both need
     planning   which member owns which chunk of a reduction, from measured bandwidths
     spec       run.toml
 """

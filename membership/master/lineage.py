@@ -4,12 +4,13 @@ Two things can happen to the newest version:
 
     the journal lacks it   The journal was cut, or is a copy (see ``succession``). More than half of
                            its contributors hold one version beyond it, with one root; or no member
-                           holds the journal's, all came, and this is what most hold      -->
-                           adopted
+                           holds the journal's, all came, and this is what most hold
+                           --> adopted
     no member holds it     All holders are gone, and a member has an older complete state of the
                            run, with the journal's roots, in memory or in a checkpoint: after
                            ``rewind_s``, or at once if all that were ever in the run have begun
-                           again --> rewound
+                           again
+                           --> rewound
 
 Both are recorded. Weights that the run never had are never taken: a version counts only if the
 journal knows its root, or if its contributors confirm it. A member that returns with a newer

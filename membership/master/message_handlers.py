@@ -128,9 +128,8 @@ class MessageHandlers:
         valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES
         if valid and head.version <= history.versions[head.fragment]:
             return True
-        if (
-            valid and history.rewinds.branch > 0
-        ):  # commits were lost or undone: it may be of another branch
+        # Commits were lost or undone: it may be of another branch.
+        if valid and history.rewinds.branch > 0:
             self.state_sync.beyond(member, head)
             return False
         what = f"it reports version {head.version} of fragment {head.fragment}"

@@ -1,4 +1,4 @@
-"""Contributors' places: which member gives one up, and which takes it."""
+"""Contributors' places, given up and taken; and the founding of a run by one of the members."""
 
 from __future__ import annotations
 

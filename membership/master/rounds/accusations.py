@@ -190,9 +190,5 @@ class Accusations:
         why = alone if exclusion.alone else joined
         attempt.lose(peer, f"{self.context.name(peer)}: {why}")
         attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"
-        self.context.announce(
-            EventKind.ROUTE,
-            peer,
-            f"{format_member(self.context.roster.members[peer])} is left out of round"
-            f" {round_.number}: {why}",
-        )
+        text = f"is left out of round {round_.number}: {why}"
+        self.context.announce_peer(EventKind.ROUTE, peer, text)

@@ -16,7 +16,7 @@ the audit, and ``reduction_driver`` the reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from attrs import Factory, define, frozen
 
@@ -297,9 +297,9 @@ class Blame:
         for accuser in accusers:
             self.accuse(peer, accuser, now_s)
 
-    def accused(self) -> list[str]:
-        """Return the members that the attempt has not lost and that members in it accuse."""
-        return [p for p in self.accusers if p not in self.lost and self.against(p, {})]
+    def accused(self) -> Iterator[str]:
+        """Yield the members that the attempt has not lost and that members in it accuse."""
+        return (p for p in self.accusers if p not in self.lost and self.against(p, {}))
 
     def most_accused(self, without: Mapping[str, Collection[str]]) -> str | None:
         """Return the member with the most accusers; of equals, the last in the attempt.

@@ -76,9 +76,8 @@ class Inquirer:
         if findings.against:
             return
         if inquiry.question is Question.STALL and attempt.reports.moved_s > inquiry.began_s:
-            attempt.inquiries.asked.discard(
-                Question.STALL
-            )  # it goes on; the next stall has another cause
+            # It goes on; the next stall has another cause.
+            attempt.inquiries.asked.discard(Question.STALL)
         if any(is_done(answer) for answer in inquiry.answers.values()):
             attempt.inquiries.patience_s = now_s + self.context.spec.membership.deadline_s
 

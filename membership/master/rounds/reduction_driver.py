@@ -148,7 +148,7 @@ class ReductionDriver:
         for round_ in self.round_table.reducing():
             attempt = round_.running()
             if attempt.unreported():
-                if member.peer in attempt.served():
+                if attempt.serves(member.peer):
                     attempt.reports.moved(member.peer, self.context.now_s)
             elif attempt.audit is not None:
                 self.audits.moved(member, attempt.audit)
@@ -262,5 +262,5 @@ def _is_handled(attempt: Attempt) -> bool:
     return (
         attempt.flush.in_progress
         or attempt.inquiries.current is not None
-        or bool(attempt.blame.accused())
+        or any(attempt.blame.accused())
     )

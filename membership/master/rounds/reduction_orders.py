@@ -132,12 +132,8 @@ class ReductionOrders:
             if contributor.peer not in adding:
                 why = "it has no route to the members that add up"
                 round_.answers.declined[contributor.peer] = why
-                self.context.announce(
-                    EventKind.ROUTE,
-                    contributor.peer,
-                    f"{self.context.name(contributor.peer)} is left out of round {round_.number}: "
-                    f"{why}",
-                )
+                text = f"is left out of round {round_.number}: {why}"
+                self.context.announce_peer(EventKind.ROUTE, contributor.peer, text)
         return tuple(c for c in contributors if c.peer in adding)
 
     def _lines(self, receivers: Sequence[str], adding: Sequence[str]) -> LineCapacities:

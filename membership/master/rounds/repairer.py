@@ -49,7 +49,7 @@ class Repairer:
             or attempt.flush.number != message.attempt
         ):
             return
-        if member.peer not in attempt.served():
+        if not attempt.serves(member.peer):
             return
         if len(message.results) != (len(attempt.owners) + 7) // 8:
             why = "it holds chunks that the round does not have"

@@ -234,7 +234,7 @@ class RunHistory:
                     self.rewinds.branch = record.term * BRANCHES_PER_TERM
                     self.schedule.skip(record.term)
             case SpecChanged():
-                self.finished = False  # ``Coordinator`` finishes it again if nothing is left to do
+                self.finished = False  # ``RunEnding`` finishes it again if nothing is left to do
             case MastersKnown():
                 self.masters.addresses = record.addresses
             case VersionAdopted():

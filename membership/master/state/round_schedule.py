@@ -100,7 +100,11 @@ BFLOAT16_BYTES = 2
 
 
 class RunTotals:
-    """Sums over all members."""
+    """Sums over all members since this master started.
+
+    Members report counters that begin with their daemon processes; each process has its own member
+    number.
+    """
 
     def __init__(self, history: RunHistory) -> None:
         self.sent_bytes = 0  # by all members to each other, as reported

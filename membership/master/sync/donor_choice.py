@@ -99,9 +99,8 @@ def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterabl
         member.transfers.bad_donors.add(peer)
         donor.transfers.bad_blocks_count += 1
         donor.transfers.called_bad_donor.add(member.peer)
-        text = f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+        text = f"served wrong blocks of fragment {fetch.head.fragment} to {format_member(member)}"
         if len(donor.transfers.called_bad_donor) > 1:
-            context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
+            context.announce_peer(EventKind.BAD, peer, text)
         else:
-            text = f"{text}{format_member(member)}, which alone says so"
-            context.announce(EventKind.SYNC, peer, text)
+            context.announce_peer(EventKind.SYNC, peer, f"{text}, which alone says so")
