@@ -473,7 +473,7 @@ class _Arrived:
 
     def progress(self, head: m.FragmentHead, giving: tuple[str, ...]) -> m.CopyProgress:
         """Return the progress of the fetch of ``head`` from the donors that owe blocks."""
-        (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
+        then_s, then_bytes = self._came[0]
         past_s = trio.current_time() - then_s
         return m.CopyProgress(
             head.fragment,
@@ -482,7 +482,7 @@ class _Arrived:
             self._all_count,
             self._bytes,
             self._all_bytes,
-            (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0,
+            (self.received_bytes - then_bytes) / past_s if past_s > 0 else 0.0,
             giving,
             rounds_kept=0,  # the replica's to know
         )

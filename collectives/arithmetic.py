@@ -394,6 +394,7 @@ def check_finite(values: Values, peer: str) -> None:
 
 # ---------------------------------------------------------------- sums of products
 
+# As fast as BLAS makes them: they decide no bit of a result.
 
 PIECE_VALUES = 2**13  # multiplied at once; BLAS starts its threads for longer ones
 

@@ -85,7 +85,7 @@ class UserError(HoldfastError):
     """An error that the person at the keyboard can mend; shown as one line, never a traceback.
 
     Attributes:
-      exit_code: the process's exit status; ``daemon.exit_codes`` lists them.
+      exit_code: the process's exit status; ``daemon.process.exit_codes`` lists them.
       hint: what to do next, or an empty string; Python's tracebacks show it, too.
     """
 

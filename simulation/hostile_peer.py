@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Any
@@ -25,6 +25,7 @@ from ..daemon.peer.master_session import MasterSession
 from ..daemon.peer.peer_service import PeerService
 from ..daemon.peer.reducer import Reducer
 from ..protocol import messages as m
+from .lying_peers import CorruptReducer
 from .witnessed_services import WitnessedPeer
 
 LIES_MAX = 3  # kinds of lies of one peer
@@ -279,17 +280,12 @@ class HostilePeer:
 class _HostileService(WitnessedPeer):
     def __init__(self, hostile: HostilePeer, *args: Any, **options: Any) -> None:
         self.hostile = hostile
+        self.session_kind = partial(_HostileSession, self)
         super().__init__(*args, **options)
 
-    def make_session(
-        self,
-        hello: Callable[[str, int], m.Hello],
-        kind: Callable[..., MasterSession] = MasterSession,
-    ) -> MasterSession:
-        return super().make_session(hello, partial(_HostileSession, self))
-
     def make_reducer(self) -> Reducer:
-        return _HostileReducer(self)
+        corrupt = partial(_HostileSending, self.hostile, self)
+        return CorruptReducer(self.context, self.hub, self.state_service, corrupt)
 
     def hello(self, master_host: str, local_port: int) -> m.Hello:
         return self.hostile.greeting(super().hello(master_host, local_port))
@@ -313,17 +309,6 @@ class _HostileSession(MasterSession):
     def tell(self, message: m.Message) -> None:
         for sent in self._service.hostile.instead(self._service, message):
             super().tell(sent)
-
-
-class _HostileReducer(Reducer):
-    def __init__(self, service: _HostileService) -> None:
-        super().__init__(service.context, service.hub, service.state_service)
-        self._service = service
-
-    def make_reduction(self, *args: Any, **options: Any) -> Reduction:
-        reduction = super().make_reduction(*args, **options)
-        _HostileSending(self._service.hostile, self._service, reduction)
-        return reduction
 
 
 class _HostileSending:

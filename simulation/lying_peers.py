@@ -116,16 +116,18 @@ class _LyingService(WitnessedPeer):
         super().__init__(*args, **options)
 
     def make_reducer(self) -> Reducer:
-        return _LyingReducer(self.context, self.hub, self.state_service, self.liar)
+        return CorruptReducer(self.context, self.hub, self.state_service, self.liar.corrupt)
 
 
 @define(eq=False, slots=False)
-class _LyingReducer(Reducer):
-    _liar: LyingPeer
+class CorruptReducer(Reducer):
+    """Makes reductions that lie."""
+
+    _corrupt: Callable[[Reduction], object]
 
     def make_reduction(self, *args: Any, **options: Any) -> Reduction:
         reduction = super().make_reduction(*args, **options)
-        self._liar.corrupt(reduction)
+        self._corrupt(reduction)
         return reduction
 
 

@@ -36,7 +36,7 @@ class Sent:
 
 @define(eq=False)
 class MemoryLink:
-    """One direction between a group of hosts and all others; all streams share it."""
+    """One direction between two hosts; shared by all their streams."""
 
     delay_s: float
     bytes_per_s: float
@@ -47,9 +47,7 @@ class MemoryLink:
 
 @define(eq=False)
 class MemoryHostLine:
-    """One direction between a group of hosts and all others; shared by all streams that cross
-    it.
-    """
+    """One direction between a group of hosts and all others; all streams share it."""
 
     hosts: frozenset[str]
     bytes_per_s: float
@@ -147,7 +145,10 @@ class MemoryLines:
     # ------------------------------------------------------------ faults
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Hold all bytes to and from a host; ``frozen_hosts`` stops its tasks."""
+        """Hold all bytes between two hosts, or only those from ``a`` to ``b``.
+
+        Nothing breaks; new dials hang, because they need an answer.
+        """
         self._partitions.add((a, b))
         if not one_way:
             self._partitions.add((b, a))
@@ -158,9 +159,7 @@ class MemoryLines:
         self.wake()
 
     def freeze(self, name: str) -> None:
-        """Hold all bytes to and from a host. Its tasks continue; see ``frozen_hosts`` to stop
-        them.
-        """
+        """Hold all bytes to and from a host; ``frozen_hosts`` stops its tasks."""
         self._frozen.add(name)
 
     def thaw(self, name: str) -> None:

@@ -1,7 +1,6 @@
 """The run of a scenario: all peers join, faults happen, then the faults are ended.
 
-    run founded --faults, each at its moment--> aimed: one more round --faults ended--> recovered,
-    more rounds
+    run founded --faults, each in time--> aimed: one more round --faults ended--> more rounds
 
 After the faults have ended, the run must recover: every peer that has not left takes part, rounds
 are committed, all copies have the same bits. If the only fault was one contributor's death, its

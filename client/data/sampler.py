@@ -1,7 +1,8 @@
 """Leased samples of the run's data set, and ``run.sampler``, which gives them to a ``DataLoader``.
 
-    DataLoader --next--> Sampler --> SampleStream --Draw--> daemon --Drawn--> positions, permuted to
-    samples run.step(samples=n) ------------> the first n that were drawn are trained
+    DataLoader --next--> Sampler --> SampleStream --Draw--> daemon --Drawn--> positions, permuted
+                                                                              to samples
+    run.step(samples=n) ------------> the first n that were drawn are trained
 
 A loader draws ahead of training. What it drew and the script has not trained yet stays in the
 stream: a new iteration begins with it. Positions come over a connection of the stream's own, so

@@ -195,6 +195,10 @@ def get_codec(name: str) -> Codec:
 
 # ---------------------------------------------------------------- zstd
 
+# A codec's name in a plan may end in ``+zstd``. Then a frame that is shorter than its chunk's
+# encoding is that encoding, compressed; a frame of the full length is the encoding itself. So only
+# codecs of fixed length can have it. Only frames are compressed: results are stored and hashed as
+# they are encoded.
 
 ZSTD_SUFFIX = "+zstd"
 ZSTD_LEVEL = 1  # higher levels save hardly more of an encoding, at a fraction of the speed

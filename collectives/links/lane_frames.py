@@ -129,7 +129,7 @@ class LaneFrames:
 
 @define(eq=False)
 class LaneTasks:
-    """See the top of this file. Made by ``LinkLane``."""
+    """The two directions of a lane in tasks of the event loop: for lanes in memory."""
 
     _stream: trio.abc.Stream
     _lane: Lane

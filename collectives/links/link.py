@@ -293,7 +293,11 @@ PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneR
 
 
 class Acknowledger:
-    """See the top of this file. Made and owned by ``Link``.
+    """Tells the other side which frames have come. Made and owned by ``Link``.
+
+    The sender keeps a frame in memory until it is acknowledged. So that not every frame costs a
+    message, what comes within ``ACKNOWLEDGE_S`` is acknowledged together; ``send_now`` cuts that
+    short.
 
     Args:
       send: sends a message on the link's control stream.

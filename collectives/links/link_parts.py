@@ -50,8 +50,8 @@ class LinkRules:
       silence_s: the link is lost when nothing at all comes for this long.
     """
 
-    lanes: LaneRules = Factory(LaneRules)
-    stall_s: float = STALL_S
+    lanes: LaneRules
+    stall_s: float
     silence_s: float = math.inf
 
 

@@ -12,7 +12,7 @@ import click
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ...protocol.text import escaped
+from ...protocol.text import escaped, plural
 from ..process.exit_codes import ExitCode
 from ..process.paths import data_home, peer_state
 from .options import (
@@ -115,8 +115,6 @@ def show_findings(findings: Sequence[Finding]) -> None:
             console.print(Text(escaped(f"{'':{wide + 10}}fix: {finding.fix}")))
     faults = sum(finding.verdict.value == "fault" for finding in findings)
     if faults:
-        console.print(
-            f"\n{faults} fault{'s' if faults > 1 else ''} to fix before this machine can join"
-        )
+        console.print(f"\n{plural(faults, 'fault')} to fix before this machine can join")
     else:
         console.print("\nthis machine can take part")

@@ -28,9 +28,8 @@ START_S = 60.0  # of one daemon, on a busy machine; it does not import torch
 HTTP_S = 60.0
 EXIT_S = 60.0
 STOP_S = 20.0  # for all to end in good order
-POLL_FIRST_S = (
-    0.02  # between two looks at a status; twice as long after each, since a look costs some
-)
+# Between two looks at a status; twice as long after each, since a look costs some.
+POLL_FIRST_S = 0.02
 POLL_MAX_S = 0.16  # milliseconds of the processor that the run needs
 LOG_TAIL_CHARS = 3_000
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several trainers share a machine

@@ -50,9 +50,8 @@ Json = dict[str, Any]
 
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
-FLAT_POINTS = (
-    8  # at most, for a time in which nothing has changed: without them it would look like a gap
-)
+# At most, for a time in which nothing has changed: without them it would look like a gap.
+FLAT_POINTS = 8
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
 FIGURE_MEMBERS_MAX = 64  # members whose figures of run.log are stored; the means are of all
 WARNINGS_MAX = 8  # of the files, between two looks

@@ -41,17 +41,12 @@ OFFLINE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 @define(eq=False)
 class MasterSearch:
-    """The addresses of a run's masters, and how one that answers is found.
-
-    Attributes:
-      last: the address of the last session.
-    """
+    """The addresses of a run's masters, and how one that answers is found."""
 
     _config: PeerConfig
     _network: Network
     _report: PeerReport
     masters: list[Address] = field(init=False)
-    last: Address | None = field(default=None, init=False)
     # Masters that took a greeting and did not answer, and when.
     _silent: dict[Address, float] = field(factory=dict, init=False)
 

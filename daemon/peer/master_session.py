@@ -128,8 +128,13 @@ class MasterSession:
         self._spec = spec
         self._hello = hello
         self._obeys = obeys
-        self.handlers: Handlers = {}
         self.search = MasterSearch(config, network, report)
+        self.handlers: Handlers = {
+            m.Masters: self.search.learn,
+            m.Renewed: self._take_certificate,
+            m.Released: lambda _message: self.released.set(),
+        }
+        self._last: Address | None = None  # of the last session
         self._message_queue: trio.MemorySendChannel[m.Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
@@ -193,17 +198,17 @@ class MasterSession:
 
             # The master of the last session comes last: it may be frozen, and another one lead the
             # run.
-            untried = sorted(self.search.answering(), key=lambda each: each == self.search.last)
+            untried = sorted(self.search.answering(), key=lambda each: each == self._last)
             while untried:
                 reached = await self.search.first(untried, failed)
                 if reached is None:
                     break
                 address, channel = reached
-                clock_logged, self.search.last = False, address
+                clock_logged, self._last = False, address
                 began_s = trio.current_time()
                 await self._hold(address, channel)
                 while self._conversation is not None:
-                    address = self.search.last = await self._go_on(address)
+                    address = self._last = await self._go_on(address)
                 if self.released.is_set():
                     return
                 last_contact_s = trio.current_time()
@@ -371,7 +376,7 @@ class MasterSession:
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
-    def take_certificate(self, message: m.Renewed) -> None:
+    def _take_certificate(self, message: m.Renewed) -> None:
         if self._config.credentials is not None:
             self._config.credentials.replace_certificate(message.certificate_pem)
 

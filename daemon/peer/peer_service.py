@@ -89,7 +89,7 @@ class PeerService(WiredPeer):
             perform=self.perform,
         )
         super().__init__(context, self.hello, checkpoints)
-        self.session.handlers = self.handlers()
+        self.session.handlers |= self.handlers()
         self.finished = trio.Event()
         self._awaits_weights = False  # the run is over, and its last weights are not here
         self._refusal: EvictedError | None = None
@@ -229,16 +229,13 @@ class PeerService(WiredPeer):
 
     def handlers(self) -> Handlers:
         """Return the table of the master's messages: which part handles each type."""
-        session, replica, by_rules = self.session, self.replica, self._by_rules
+        replica, by_rules = self.replica, self._by_rules
         course = replica.course
         table: Handlers = {
             # the session
             m.Welcome: self._welcome,
             SessionEnded: self._session_ended,
             m.Heartbeat: self._heartbeat,
-            m.Masters: session.search.learn,
-            m.Renewed: session.take_certificate,
-            m.Released: lambda _message: session.released.set(),
             # the run
             m.View: self._view,
             m.NewSpec: self._new_spec,
@@ -264,7 +261,7 @@ class PeerService(WiredPeer):
             m.Route: self._route,
         }
         if self.relay is not None:
-            table |= {m.RelayPair: self.relay.desk.carry, m.StopRelayingPair: self.relay.stop}
+            table |= self.relay.handlers()
         return table
 
     def _by_rules(self, decide: Callable[[M], list[PeerEffect]]) -> Callable[[M], None]:

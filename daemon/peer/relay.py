@@ -24,7 +24,7 @@ from ...protocol.network.sockets import SocketNetwork
 from ..advertised_hosts import dialable
 from ..process.exit_codes import ExitCode
 from ..process.tasks import wait_for_signals
-from .master_session import MasterSession
+from .master_session import Handlers, MasterSession
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_options import PeerOptions
@@ -55,8 +55,12 @@ class RelayWork:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._sent = None
 
-    def stop(self, message: m.StopRelayingPair) -> None:
-        self.desk.uncarry(message.ticket)
+    def handlers(self) -> Handlers:
+        """Return the table of the master's messages about pairs."""
+        return {
+            m.RelayPair: self.desk.carry,
+            m.StopRelayingPair: lambda message: self.desk.uncarry(message.ticket),
+        }
 
     async def report(self) -> None:
         while True:
@@ -89,14 +93,7 @@ class RelayService:
             obeys=self._obeys,
         )
         self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
-        self.session.handlers = {
-            m.Welcome: self._welcome,
-            m.Masters: self.session.search.learn,
-            m.Renewed: self.session.take_certificate,
-            m.Released: lambda _message: self.session.released.set(),
-            m.RelayPair: self.work.desk.carry,
-            m.StopRelayingPair: self.work.stop,
-        }
+        self.session.handlers |= {m.Welcome: self._welcome, **self.work.handlers()}
 
     async def run(self) -> None:
         """Forward until this relay leaves or is refused.

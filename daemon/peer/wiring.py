@@ -11,7 +11,8 @@
     relay           RelayWork        forwarding for others, if this peer offers it
     ports           PortMapper       the router          <- session
 
-A peer of the simulator overrides a ``make_...`` method to get a part that behaves differently.
+A peer of the simulator sets ``session_kind``, or overrides a ``make_...`` method, to get another
+part.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class WiredPeer:
       checkpoints: where checkpoints are written; None: nowhere.
     """
 
+    session_kind: Callable[..., MasterSession] = MasterSession
+
     def __init__(
         self,
         context: PeerContext,
@@ -52,7 +55,9 @@ class WiredPeer:
     ) -> None:
         self.bound: Sequence[Address] = ()
         self.context, config, network = context, context.config, context.network
-        self.session = self.make_session(hello)
+        self.session = self.session_kind(
+            config, network, context.report, context.spec, hello=hello, obeys=context.replica.obeys
+        )
         self.hub = LinkHub(
             network,
             config.me,
@@ -73,21 +78,6 @@ class WiredPeer:
             desk = make_forwarder(config.relay, network, context.spec)
             self.relay = RelayWork(desk, context.tell)
         self.ports = PortMapper(lambda: find_gateways(self.bound), self.session.tell_addresses)
-
-    def make_session(
-        self,
-        hello: Callable[[str, int], Hello],
-        kind: Callable[..., MasterSession] = MasterSession,
-    ) -> MasterSession:
-        shared = self.context
-        return kind(
-            shared.config,
-            shared.network,
-            shared.report,
-            shared.spec,
-            hello=hello,
-            obeys=shared.replica.obeys,
-        )
 
     def make_reducer(self) -> Reducer:
         return Reducer(self.context, self.hub, self.state_service)

@@ -32,9 +32,8 @@ OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the 
 LOCK_FILE = "lock"
 SOURCE_FILE = "run_toml.path"  # in a master's state: the run.toml that it was started with
 JOURNAL_FILE = "journal.sqlite"  # in a master's state
-PLACE_FILE = (
-    "journal.place"  # instead, if the journal is in a database: which, without its password
-)
+# Instead, if the journal is in a database: which, without its password.
+PLACE_FILE = "journal.place"
 MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
 MASTERS_FILE = "masters"  # in a peer's state: where the run's master may be, as it said last

@@ -1,10 +1,8 @@
-"""A peer's leases: what the master gave, what its trainer draws, and what its updates are made of.
-Pure.
+"""A peer's leases, pure: what the master gave, what its trainer draws, what is in its updates.
 
-    master --Leased--> pool --draw--> stream of a data rank --trained, posted--> contribution -->
-    spent
-                        ^                |                                            |
-                        '----------------'<---trainer gone, delta dropped-------------'
+    master --Leased--> pool --draw--> stream of a data rank --trained, posted--> update --> spent
+                        ^                |                                         |
+                        '----------------'<---trainer gone, delta dropped----------'
 
 A *stream* is the order in which one data rank of the trainer was given samples; it draws and trains
 them in this order, so a count tells which ones it has trained. Samples that were trained and then

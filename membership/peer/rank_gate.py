@@ -22,7 +22,7 @@ What a rank does with messages depends on these and on its step only. So ranks t
 same messages at the same steps also agree, without a word, on the steps at which they must wait for
 more.
 
-The daemon's side is ``daemon.peer.trainer_group``, a rank's is ``client.ranks``.
+The daemon's side is ``daemon.peer.trainer.group``, a rank's is ``client.ranks``.
 No clock, no I/O. The owner calls ``look`` every few milliseconds while a step is named.
 """
 
@@ -35,9 +35,8 @@ from typing import Generic, TypeVar
 
 from attrs import define, frozen
 
-LOOKS_MIN = (
-    2  # at a rank that stands at the name, without a word from it, before it counts as past it
-)
+# At a rank that stands at the name, without a word from it, before it counts as past it.
+LOOKS_MIN = 2
 LOOKS_MAX = 64  # likewise, on a machine so busy that ranks say late that they wait
 
 M = TypeVar("M")

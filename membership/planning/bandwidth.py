@@ -12,8 +12,8 @@ own little, for ever.
 *Waiting.* In a round among unequal lines everybody waits for the slowest one, so on average all
 look as slow. But a fast line does not send evenly then: what it has is gone at once, and more comes
 later. So a peer also reports at which rate it sent in its best second
-(``collectives.links.line_rate``). If that is ``WAITED`` times the average and more, it waited for
-others, and its best second says what its line carries.
+(``collectives.links.rates.line_rate``). If that is ``WAITED`` times the average and more, it waited
+for others, and its best second says what its line carries.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from ...protocol.messages import MEMBERS_MAX, Measured
 
 REPORTS_HALF_LIFE = 2.0  # further reports after which one counts half
 REPORT_S_MAX = 10.0  # busy seconds that a report counts at most: a long copy is not many rounds
-IDLE_BYTES_PER_S = (
-    2.5e5  # a report counts as no more seconds than its bytes take at this rate, 2 Mbit/s
-)
+# A report counts as no more seconds than its bytes take at this rate, 2 Mbit/s.
+IDLE_BYTES_PER_S = 2.5e5
 REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a line's spread is known
 ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
 DOUBTS = 2.0  # standard errors by which a rate is moved towards the median

@@ -40,7 +40,7 @@ AHEAD_BYTES = 64 * 2**20  # of contributions that wait, ``collectives.chunk_send
 # has to keep the results of all rounds since.
 FETCHES_MAX = 2
 PROGRAM_BYTES = 95e6  # of a daemon and a hook without a state
-FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
+FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.network.lane``'s
 
 
 @frozen

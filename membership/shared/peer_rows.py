@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.messages import CopyProgress, FragmentHead
+from ...protocol.text import plural
 from .run_status import CopyRow, DoneOfAll, HeadRow
 
 MIB = 2**20
@@ -32,12 +33,12 @@ def format_copy(copy: CopyProgress) -> str:
     """Return the progress of a copy as a phrase."""
     text = f"copying fragment {copy.fragment}: "
     text += f"{copy.done_bytes / MIB:.0f} of {copy.all_bytes / MIB:.0f} MiB"
-    text += f" from {len(copy.donors)} donor{'' if len(copy.donors) == 1 else 's'}"
+    text += f" from {plural(len(copy.donors), 'donor')}"
     if copy.bytes_per_s:
         left_s = (copy.all_bytes - copy.done_bytes) / copy.bytes_per_s
         text += f", {format_rate(copy.bytes_per_s)}, {left_s:.0f} s left"
     if copy.rounds_kept:
-        text += f"; {copy.rounds_kept} round{'' if copy.rounds_kept == 1 else 's'} to replay"
+        text += f"; {plural(copy.rounds_kept, 'round')} to replay"
     return text
 
 

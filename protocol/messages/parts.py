@@ -40,9 +40,8 @@ class Remedy(enum.Enum):
 
     RELOAD = "reload"  # the process continues with the shared state
     RESTART = "restart"  # the daemon starts another process after a pause
-    NONE = (
-        "none"  # too many failures: the peer is a spare without a trainer until its operator acts
-    )
+    # Too many failures: the peer is a spare without a trainer until its operator acts.
+    NONE = "none"
 
 
 class RouteKind(enum.Enum):

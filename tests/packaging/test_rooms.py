@@ -88,9 +88,8 @@ def test_what_is_imported_is_declared(room: str) -> None:
             canonicalize_name(name) for name in ("torch", "transformers", "lightning", "accelerate")
         }
     if room == "daemon":
-        declared.add(
-            canonicalize_name("psycopg")
-        )  # an extra; ``master_commands`` says what to install
+        # An extra; ``master_commands`` says what to install.
+        declared.add(canonicalize_name("psycopg"))
     provides = importlib.metadata.packages_distributions()
     for module, names in third_party_imports(room).items():
         for name in names:

@@ -39,9 +39,8 @@ from tests.processes.harness import WAIT_S
 CLIENTS = 50
 WATCHERS = 4
 DESCRIPTORS = 256
-DIAL_EVERY_S = (
-    1.0  # as often as a master looks at strangers of one address, for as long as they like
-)
+# As often as a master looks at strangers of one address, for as long as they like.
+DIAL_EVERY_S = 1.0
 GONE_S = 10.0  # for the master to close what its clients have left: far less than a keep-alive
 IDLE_S = 2.0
 COUNT_EVERY_S = 0.1

@@ -33,9 +33,8 @@ from tests.processes.tiny_trainer import Fragment, TinyRun
 PLACES = 4  # of peers; each has its power of two at every value
 VALUES = 2**18  # a mebibyte; a power of two, so that it is cut into equal chunks
 TOKENS = 100  # of each update
-TOLERANCE = (
-    0.01  # of a mean; two sets differ by 0.08 somewhere, float32 by 0.0003 after 1,000 rounds
-)
+# Of a mean; two sets differ by 0.08 somewhere, float32 by 0.0003 after 1,000 rounds.
+TOLERANCE = 0.01
 
 
 def update_of(place: int, count: int = VALUES) -> Values:

@@ -103,7 +103,10 @@ SLICE_BYTES = HEADER_BYTES + PIECE_BYTES + TAG_BYTES
 
 
 class PacedStream(trio.abc.Stream):
-    """See the top of this file.
+    """A stream that sends and receives in slices, capped and measured.
+
+    For streams that tasks use: control streams, and lanes in memory. ``socket_lane`` does the same
+    for lanes in threads.
 
     Attributes:
       sent_bytes: bytes that the transport took so far.

@@ -184,7 +184,12 @@ WEIGHT_MIN, WEIGHT_MAX = 0.25, 4.0  # of a link, by the mean of those that have 
 
 
 class SendBacklog:
-    """See the top of this file. One per node. From any thread."""
+    """What each link of a node still has to send of a round: links with more get more of the line.
+
+    Owners have unequal shares where lines are unequal. With equal parts of the line, links to small
+    owners would be done first, and the largest one's results would come all at once at the end. In
+    parts by what is left all links are done together. One per node. From any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # for changes

@@ -1,6 +1,6 @@
 """Selection of checkpoints on the command line, and reports of their contents.
 
-Separate from ``checkpoint_commands`` because it imports numpy, for which no other command should
+Separate from ``commands`` because it imports numpy, for which no other command should
 wait.
 """
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
-FIRST_STEP_DEADLINES = (
-    4.0  # deadlines for the first step, which compiles, fills caches and starts loading data
-)
+# Deadlines for the first step, which compiles, fills caches and starts loading data.
+FIRST_STEP_DEADLINES = 4.0
 LOOK_S_MAX = 5.0
 
 

@@ -26,9 +26,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from attrs import define
 
 APART_DEADLINES = 1.0  # the first time: until a dead member is known to be dead
-APART_DEADLINES_MAX = (
-    8.0  # each retry costs a part of a round, and a healed line may wait this long
-)
+# Each retry costs a part of a round, and a healed line may wait this long.
+APART_DEADLINES_MAX = 8.0
 APART_ROUNDS = 1  # the first time, planned while both are members
 APART_ROUNDS_MAX = 8
 FORGOTTEN_ROUNDS = 32

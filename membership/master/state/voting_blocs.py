@@ -22,9 +22,8 @@ from .roster import Member, Roster
 T = TypeVar("T", bound=Hashable)
 Voice = tuple[str, str]  # invite and line
 
-INVITE_SHARE = (
-    3  # the holder of an invite with a third of the places could come to outvote the rest
-)
+# The holder of an invite with a third of the places could come to outvote the rest.
+INVITE_SHARE = 3
 INVITE_MEMBERS_MIN = 2  # one machine by one invite is the normal case
 
 

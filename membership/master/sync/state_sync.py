@@ -38,8 +38,8 @@ from .donor_choice import DonorChoice, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
-# In place of ``FETCHES_MAX`` where the member holds a valid copy of another version: new blocks wait
-# in memory beside it.
+# In place of ``FETCHES_MAX`` where the member holds a valid copy of another version: new blocks
+# wait in memory beside it.
 BESIDE_MAX = 1
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
 STALL_DEADLINES = 4  # a transfer without any bytes for this long has failed
