@@ -360,7 +360,7 @@ class EffectQueue:
         self._listeners: list[Callable[[Event], None]] = []
         # Each with the session that it is for. A trio.Event is set when its turn comes.
         self._queue: deque[tuple[Effect | trio.Event, PeerSession | None]] = deque()
-        self._work = trio.Event()
+        self._work = Pulse()
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Call this with every event once the records before it are on disk."""
@@ -370,7 +370,7 @@ class EffectQueue:
         """Append effects for the sessions of now: a peer may be back on another one later."""
         for effect in effects:
             self._queue.append((effect, self._sessions.addressee(effect)))
-        self._work.set()
+        self._work.notify_all()
 
     def clear(self) -> None:
         self._queue.clear()
@@ -378,7 +378,7 @@ class EffectQueue:
     async def drained(self) -> None:
         reached = trio.Event()
         self._queue.append((reached, None))
-        self._work.set()
+        self._work.notify_all()
         await reached.wait()
 
     async def run(self) -> None:
@@ -396,7 +396,6 @@ class EffectQueue:
                         self._announce(event)
                     case trio.Event():
                         effect.set()
-            self._work = trio.Event()
             await self._work.wait()
 
     def _announce(self, event: Event) -> None:

@@ -269,7 +269,7 @@ class Master:
             name=self.coordinator.context.spec.run.name,
             uptime_s=time.time() - self.started_s,
             value_count=sum(size.value_count for size in sizes),
-            addresses=tuple(self.invites.addresses()),
+            addresses=self.invites.addresses(),
             pending=self.service.admission.rows(),
             ending=self.recorder.ending(),
         )

@@ -106,7 +106,7 @@ class RunFiles:
     def __init__(self, service: MasterService, state: Path, began_at: float) -> None:
         self.warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         self.history = MetricsStore(state / HISTORY_FILE, self.warnings.append)
-        self.event_log = EventLog(state / EVENT_LOG_FILE, self.warnings.append)
+        self._event_log = EventLog(state / EVENT_LOG_FILE, self.warnings.append)
         self.late = PendingRows()  # rows that could not be written
         self._lacks = False  # some rounds may be only in the journal
         self._journal = service.store
@@ -119,7 +119,7 @@ class RunFiles:
 
     def write(self, new: PendingRows) -> None:
         """Write rows, after those that could not be written before. One call at a time."""
-        self.event_log.write(new.events)
+        self._event_log.write(new.events)
         rows = self.late.followed_by(new)
         if not self.history.write(rows.points, rows.rounds, rows.events, rows.members):
             self.late, self._lacks = rows, True
@@ -158,7 +158,7 @@ class RunFiles:
 
     def close(self) -> None:
         self.history.close()
-        self.event_log.close()
+        self._event_log.close()
 
 
 class RunRecorder:

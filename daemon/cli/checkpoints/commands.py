@@ -46,7 +46,7 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
       holdfast checkpoint list
       holdfast checkpoint list --checkpoints s3://bucket/run --json
     """
-    from . import files as files  # imports numpy: slow
+    from . import files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -78,7 +78,7 @@ def show(name: str | None, where: str | None, state: Path | None, as_json: bool)
       holdfast checkpoint show
       holdfast checkpoint show 000000400 --json
     """
-    from . import files as files  # imports numpy: slow
+    from . import files  # imports numpy: slow
 
     with files.as_user_errors():
         found = files.choose(files.find_place(where, state), name)
@@ -106,7 +106,7 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
       holdfast checkpoint verify
       holdfast checkpoint verify 000000400 --state /srv/peer
     """
-    from . import files as files  # imports numpy: slow
+    from . import files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -140,7 +140,7 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
     Examples:
       holdfast checkpoint delete 0-000000400-000004
     """
-    from . import files as files  # imports numpy: slow
+    from . import files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
@@ -184,7 +184,7 @@ def export(
       holdfast export --format torch --checkpoints s3://bucket/run model.pt
     """
     from . import export as exporting
-    from . import files as files  # imports numpy: slow
+    from . import files  # imports numpy: slow
 
     if out.exists() and not force:
         raise UserError(
