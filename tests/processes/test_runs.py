@@ -21,13 +21,11 @@ from tests.processes.harness import (
     member,
     spec,
 )
-from tests.processes.torch_trainer import make_model, make_optimizer, train_step
+from tests.processes.torch_trainer import make_model, train_step
 
 pytestmark = pytest.mark.slow
 
 Tensors = dict[str, NDArray[np.float32]]
-
-RATE = 1e-2  # the trainer's default
 
 
 def run_to_the_end(fleet: Fleet, names: str) -> list[Tensors]:
@@ -103,47 +101,13 @@ def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> N
     assert fleet.nodes["master"].wait() == 0
 
 
-# ---------------------------------------------------------------- the textbook
-
-
-def textbook(
-    *,
-    rounds: int,
-    sync_every: int,
-    lr: float,
-    mu: float,
-) -> Tensors:
-    """DiLoCo (arXiv 2311.08105) of two workers in one process: torch inside, numpy outside."""
-    models = [make_model(16), make_model(16)]
-    optimizers = [make_optimizer(model, "adamw", RATE) for model in models]
-    theta = parameters_of(models[0])
-    momentum = {name: np.zeros_like(value) for name, value in theta.items()}
-    rate, decay, two = np.float32(lr), np.float32(mu), np.float32(2)
-    for number in range(rounds):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            load(model, theta)
-            for step in range(number * sync_every, (number + 1) * sync_every):
-                train_step(model, optimizer, rank, step)
-        locals_ = [parameters_of(model) for model in models]
-        for name in theta:
-            mean = ((theta[name] - locals_[0][name]) + (theta[name] - locals_[1][name])) / two
-            momentum[name] = np.asarray(decay * momentum[name] + mean, np.float32)
-            change = np.asarray(rate * (mean + decay * momentum[name]), np.float32)
-            theta[name] = theta[name] - change
-    return theta
+# ---------------------------------------------------------------- data parallel
 
 
 @torch.no_grad()
 def load(model: nn.Module, values: Tensors) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(torch.from_numpy(values[name]))
-
-
-def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
-    fleet.start_master(spec(rounds=6, sync_every=5, pace="lockstep"))
-    join_all(fleet, "ab")
-    final = run_to_the_end(fleet, "ab")
-    assert same_bits([*final, textbook(rounds=6, sync_every=5, lr=0.7, mu=0.9)])
 
 
 def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> None:
