@@ -106,6 +106,8 @@ class Case:
     Attributes:
       rounds_s: the master's; ``gloo_rounds_s``: the slowest rank's, empty if not measured.
       t_lb_s: below which no plan can end a round.
+      daemon_s, trainer_s: processor seconds of a peer's daemon, and of its trainer with the steps
+        between two rounds, by round; ``gloo_processor_s``: of a rank.
       sent_over_payload: bytes that all lanes sent over those that had to leave the peers.
     """
 
@@ -117,7 +119,10 @@ class Case:
     t_lb_s: float
     sent_over_payload: float
     late_ms_max: float
+    daemon_s: float
+    trainer_s: float
     gloo_rounds_s: tuple[float, ...] = ()
+    gloo_processor_s: float = 0.0
 
     @property
     def round_s(self) -> float:
@@ -134,6 +139,8 @@ class Case:
             f"{self.t_lb_s / self.round_s:.0%}",
             f"{self.rounds_s[0]:.2f}",
             f"{statistics.median(gloo):.2f}" if gloo else "",
+            f"{self.daemon_s:.2f} + {self.trainer_s:.2f}",
+            f"{self.gloo_processor_s:.2f}" if gloo else "",
             f"{self.sent_over_payload:.3f}",
         ]
 
@@ -155,8 +162,14 @@ def measure(name: str, peers: int, codec: str, congestion: str, rounds: int, glo
             run.join_on(host, peer, founder=host == 1)
         first = run.reach(1, WAIT_S)["committed"]
         before = _sent(run, names)
+        used_before = _processor_s(run, names)
         status = run.reach(rounds, WAIT_S)
         sent = _sent(run, names) - before
+        shares = peers * (status["committed"] - first)
+        daemon_s, trainer_s = (
+            (after - used) / shares
+            for after, used in zip(_processor_s(run, names), used_before, strict=True)
+        )
         done = [each for each in status["past_rounds"] if each["outcome"] == "committed"]
         late_ms = lab.stats()["late_ms_max"]
     # Each contribution but the owner's has to leave the peers, and each result.
@@ -170,8 +183,16 @@ def measure(name: str, peers: int, codec: str, congestion: str, rounds: int, glo
         bound_s(profile.workload(peers, codec)),
         sent / (payload * (status["committed"] - first)),
         late_ms,
-        gloo_rounds(profile, peers, congestion) if gloo and codec == "fp32" else (),
+        round(daemon_s, 3),
+        round(trainer_s, 3),
+        *gloo_rounds(profile, peers, congestion) if gloo and codec == "fp32" else ((), 0.0),
     )
+
+
+def _processor_s(run: LabRun, names: Sequence[str]) -> tuple[float, float]:
+    """Processor seconds so far of all daemons, and of all trainers."""
+    daemons, trainers = zip(*map(run.processor_s, names), strict=True)
+    return sum(daemons), sum(trainers)
 
 
 def _sent(run: LabRun, names: Sequence[str]) -> float:
@@ -179,8 +200,12 @@ def _sent(run: LabRun, names: Sequence[str]) -> float:
     return float(sum(run.peer(name)["bulk_sent_bytes"] for name in names))
 
 
-def gloo_rounds(profile: Profile, peers: int, congestion: str) -> tuple[float, ...]:
-    """Measure gloo's all-reduce of the same float32 values: the slowest rank's time, per round."""
+def gloo_rounds(profile: Profile, peers: int, congestion: str) -> tuple[tuple[float, ...], float]:
+    """Measure gloo's all-reduce of the same float32 values.
+
+    Returns:
+      The slowest rank's time, by round, and a rank's processor seconds for one.
+    """
     with profile.lab(peers, congestion, master=False) as lab, ExitStack() as stack:
         workers = [
             GlooWorker(
@@ -197,11 +222,13 @@ def gloo_rounds(profile: Profile, peers: int, congestion: str) -> tuple[float, .
         for worker in workers:
             stack.callback(worker.close)
         _turn(workers, "begin")
-        times = []
+        turns = []
         for _round in range(GLOO_ROUNDS):
-            times.append(round(max(each["s"] for each in _turn(workers, "reduce")), 3))
+            turns.append(_turn(workers, "reduce"))
             time.sleep(SYNC_EVERY * STEP_S)
-    return tuple(times)
+    times = tuple(round(max(each["s"] for each in ranks), 3) for ranks in turns)
+    used = statistics.mean(each["cpu_s"] for ranks in turns for each in ranks)
+    return times, round(used, 3)
 
 
 def _turn(workers: Sequence[GlooWorker], word: str) -> list[dict[str, Any]]:
@@ -229,14 +256,16 @@ def lines(
         ["python -m benchmarks.lines --json lines.json"],
         [
             *("line, peers, codec", "congestion control", "a round, s", "T_LB, s"),
-            *("share of T_LB's speed", "first round, s", "gloo, s", "sent over payload"),
+            *("share of T_LB's speed", "first round, s", "gloo, s"),
+            *("processor s, daemon + trainer", "processor s, gloo", "sent over payload"),
         ],
         [case.row for case in cases],
         [
             *(f"- {name}: {each.about}" for name, each in PROFILES.items()),
             (
                 "Each peer's own line, and each peer on a host of its own. gloo's time is that of"
-                " the slowest rank, without a master, membership or encryption."
+                " the slowest rank, without a master, membership or encryption. Processor seconds:"
+                " of a peer and a round, with the two seconds of steps before it."
             ),
         ],
     )
