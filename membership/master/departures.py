@@ -55,8 +55,7 @@ class Departures:
                 continue
             patient = self.context.now_s < self._release_s(member.draining_s)
             if self.scheduler.adds(member.peer) or (
-                patient
-                and (self.scheduler.awaits(member.peer) or self.state_sync.is_only_donor(member))
+                patient and (self.scheduler.awaits(member.peer) or self.state_sync.needs(member))
             ):
                 continue
             self.context.send(member.peer, Released())

@@ -10,6 +10,7 @@ About answers to an attempt:
     repairs too early          a repair does not wait for all to have shut out the lost
     throws away                a lost owner's chunks are all added up again, held or not
     promotes laggards          a spare takes a place before it has applied the newest commit
+    takes it along             who leaves may be all that holds the newest version
 
 and about what members say of one another:
 
@@ -63,7 +64,7 @@ from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.succession import Succession
-from holdfast.membership.master.sync import root_votes
+from holdfast.membership.master.sync import root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import RouteWanted
 from tests.membership import (
@@ -287,6 +288,11 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     patch.setattr(roster, "holds_newest", lambda member, versions: bool(member.copies))
+
+
+@conversation("takes it along", test_rounds.test_the_last_holder_goes_when_another_has_a_copy)
+def _(patch: Patch) -> None:
+    patch.setattr(state_sync.StateSync, "needs", lambda self, member: False)
 
 
 @conversation(

@@ -950,17 +950,10 @@ def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
     table.reduced(order, A, B)
     table.hears_no(C, m.Released)
     table.reduced(order, C)
+    table.applied(order, A, C)
     table.hear(C, m.Released)
     assert table.dropped(C) is m.RefusalCode.LEFT
     assert table.roles() == {"a": "contributor*", "b": "contributor*"}
-
-
-def test_a_draining_contributor_that_is_not_ready_goes_at_once() -> None:
-    table = Table()
-    table.start(A, B)
-    table.say(B, m.Leaving("Ctrl+C"))
-    table.hear(B, m.Released)
-    assert table.reduce(A).receivers == (A,)
 
 
 def test_a_draining_contributor_is_not_kept_for_ever() -> None:
@@ -969,6 +962,35 @@ def test_a_draining_contributor_is_not_kept_for_ever() -> None:
     table.ready(B)
     table.say(B, m.Leaving("Ctrl+C"))
     table.wait(15.0, A, B)
+    table.hear(B, m.Released)
+
+
+@pytest.mark.parametrize("spares", [[], [B]])
+def test_the_newest_version_does_not_go_with_the_last_that_holds_it(spares: list[str]) -> None:
+    table = Table()
+    table.start(A, spares=spares)
+    order = table.reduce(A)
+    table.say(A, m.Leaving("Ctrl+C"))
+    table.reduced(order, A)
+    for peer in (A, *spares):
+        table.hears_no(A, m.Released)
+        table.applied(order, peer)
+    table.hear(A, m.Released)
+
+
+def test_the_last_holder_goes_when_another_has_a_copy() -> None:
+    table = Table("[membership]\ncontributors = 1\nspares = 0\ndeadline_s = 10.0\n")
+    table.start(A)
+    for peer in (B, C):
+        table.join(peer)
+    table.say(A, m.Leaving("Ctrl+C"))
+    table.hears_no(C, m.SyncFragment)
+    table.sync(B)
+    table.hear(A, m.Released)
+    table.say(B, m.Leaving("Ctrl+C"))
+    table.wait(14.0, B, C)
+    table.hears_no(B, m.Released)
+    table.wait(1.0, B, C)
     table.hear(B, m.Released)
 
 

@@ -115,10 +115,18 @@ class Context:
         self.announce(kind, peer, f"{self.name(peer)} {text}")
 
     def in_line(self) -> set[str]:
-        """Return the members that get no state while all places and spares are taken."""
+        """Return the members that get no state while all places and spares are taken.
+
+        The place of a member that wants to leave is as good as free: others may copy from it.
+        """
         members, limits = self.history.members, self.spec.membership
+        leaving = {m.peer for m in self.roster if m.draining}.intersection(members.places)
         return waiting_in_line(
-            self.roster, members.places, members.vacancies, limits.contributors, limits.spares
+            self.roster,
+            members.places - leaving,
+            members.vacancies + len(leaving),
+            limits.contributors,
+            limits.spares,
         )
 
     def name(self, peer: str) -> str:
