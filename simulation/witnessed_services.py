@@ -210,13 +210,14 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
     if master is not None:
         history = master.coordinator.context.history
         commits += history.commits.values()
-        for fragment, version in enumerate(history.versions):
-            versions[fragment] = max(version, versions.get(fragment, 0))
-    decided = {commit.round for commit in commits}
+        versions |= enumerate(history.versions)  # before their records are written
+    decided = {commit.round: commit.digest for commit in commits}
     results = {
         (here.fragment, here.version)
         for here in sim.service.replica.rounds.values()
-        if here.phase in (RoundState.REDUCED, RoundState.APPLYING) and here.round in decided
+        # A peer that a repair has left out holds another result.
+        if here.phase in (RoundState.REDUCED, RoundState.APPLYING)
+        and here.digest == decided.get(here.round)
     }
     for head in sim.service.replica.heads():
         committed = versions.get(head.fragment, 0)
