@@ -253,8 +253,10 @@ class _ScenarioRun:
         return [name for name in sorted(self.swarm.peers) if name not in self.swarm.left]
 
     def _whole(self) -> bool:
-        """Return whether all remaining peers are in sync and all places are taken."""
+        """Return whether the remaining peers are in sync, the others gone and all places taken."""
         swarm, staying = self.swarm, self._staying()
+        if any(sim.alive != (name in staying) for name, sim in swarm.peers.items()):
+            return False
         if not all(swarm.in_sync(name) for name in staying):
             return False
         able = sum(name != SPARE and not self._may_be_late(name) for name in staying)
@@ -374,13 +376,19 @@ class _ScenarioRun:
             if not swarm.peers[name].alive:
                 swarm.restart(name)
         swarm.resume()
-        rewind_s = swarm.spec.membership.rewind_s if swarm.gone_with_twin else 0.0
-        await swarm.when(self._whole, within_s=QUIET_S + rewind_s)
+        try:
+            await swarm.when(self._whole, within_s=QUIET_S)
+        except trio.TooSlowError:
+            if not swarm.newest_gone:
+                raise
+            await swarm.when(self._whole, within_s=swarm.spec.membership.rewind_s)
         await swarm.commit(within_s=QUIET_S)
         await self._spend_leases()
         staying = self._staying()
         await swarm.come_to_rest(staying, within_s=QUIET_S)
         swarm.check_final(staying)
+        if swarm.coordinator.context.history.rewinds.count and not swarm.newest_gone:
+            raise ViolationError(f"the run went back without need: {format_state(swarm)}")
         for event in swarm.coordinator.context.events:
             if event.kind is EventKind.BAD:
                 raise ViolationError(event.text)

@@ -109,7 +109,7 @@ class Swarm:
         self.left: set[str] = set()  # names of peers that were asked to leave permanently
         self.liars: dict[str, Corrupts] = {}  # by name; set before the peer is added
         self.twins: dict[str, SimPeer] = {}  # by the name of the peer whose identity they share
-        self.gone_with_twin = False  # only a twin held the newest state, so the run must rewind
+        self.newest_gone = False  # who alone held the newest state has left: the run may rewind
         self.standstill = FrozenHosts()
         self.at_peace = False
         self.restore_lines: list[Callable[[], None]] = []  # the changed ones, oldest first
@@ -318,7 +318,17 @@ class Swarm:
                     raise
                 sim.ended = only  # a process prints it and exits
             if sim.alive:
+                self._note_gone(sim)
                 self._bury(sim)  # the process ended: its connections close
+
+    def _note_gone(self, sim: SimPeer) -> None:
+        """Note whether the newest state is gone with a process that leaves or is a twin's.
+
+        A crash that would destroy it is not carried out, but what is committed until a peer has
+        left nobody knows when it is asked to.
+        """
+        alone = not self.survives_without(sim.name)
+        self.newest_gone |= alone and keeps_state(sim, self.witness, self.master)
 
     def _bury(self, sim: SimPeer) -> None:
         sim.alive = False
@@ -360,8 +370,7 @@ class Swarm:
     def end_twin(self, name: str) -> None:
         twin = self.twins.pop(name, None)
         if twin is not None:
-            alone = not self.survives_without(twin.name)
-            self.gone_with_twin |= alone and keeps_state(twin, self.witness, self.master)
+            self._note_gone(twin)
             self._kill(twin)
 
     def leave(self, name: str) -> None:
