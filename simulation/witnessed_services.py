@@ -17,7 +17,7 @@ from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.master_session import Handlers, SessionEnded
 from ..daemon.peer.peer_service import PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
-from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
+from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken, RoundCommitted
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
 from ..membership.peer.local_round import RoundState
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
@@ -254,8 +254,11 @@ def _check_owners(order: m.Reduce, audits: Auditing) -> None:
 
 
 def promoted(effects: list[Effect]) -> list[str]:
-    return [
-        effect.record.peer
-        for effect in effects
-        if isinstance(effect, RecordDurably) and isinstance(effect.record, PlaceTaken)
-    ]
+    """Return who got a place, except before a commit: it need not have that commit's result."""
+    peers: list[str] = []
+    for record in [effect.record for effect in effects if isinstance(effect, RecordDurably)]:
+        if isinstance(record, PlaceTaken):
+            peers.append(record.peer)
+        elif isinstance(record, RoundCommitted):
+            peers.clear()
+    return peers

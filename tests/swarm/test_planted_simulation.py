@@ -73,7 +73,7 @@ from holdfast.membership.master.rounds import (
 )
 from holdfast.membership.master.rounds.attempt import Attempt, ReductionOutcome
 from holdfast.membership.master.rounds.round import Round
-from holdfast.membership.master.state import roster
+from holdfast.membership.master.state import journal, roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted, RoundNumbered
@@ -83,6 +83,7 @@ from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.protocol.messages import Donate, FragmentHead, Repair
 from holdfast.simulation.batch import broken_by
 from holdfast.simulation.scenario import RunKind, Scenario
+from holdfast.simulation.witnessed_services import promoted
 from tests.planting import Bugs, Note, Patch, Plant, what_shows
 
 SEEDS_MAX = 500
@@ -411,6 +412,13 @@ def test_a_planted_bug_shows(name: str, monkeypatch: Patch, record_property: Not
     shown = partial(shows, KINDS[name])
     seeds = range(SEEDS_MAX)
     assert what_shows(BUGS.seeds.get(name), shown, seeds, record_property) is not None
+
+
+def test_who_gets_a_place_before_a_commit_need_not_have_its_result() -> None:
+    commit: Any = None
+    seated, committed = map(RecordDurably, (journal.PlaceTaken("b"), RoundCommitted(commit, ())))
+    assert promoted([committed, seated]) == ["b"]
+    assert promoted([seated, committed]) == []
 
 
 def test_every_bug_is_listed_above() -> None:
