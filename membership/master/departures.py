@@ -12,7 +12,7 @@ from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .state.context import Context, quoted
 from .state.journal import PlaceVacated
-from .state.roster import Member
+from .state.roster import RECEIVED_STATES, Member
 from .state.succession import Succession
 from .sync.state_sync import StateSync
 
@@ -55,7 +55,7 @@ class Departures:
                 continue
             patient = self.context.now_s < self._release_s(member.draining_s)
             if self.scheduler.adds(member.peer) or (
-                patient and (self.scheduler.awaits(member.peer) or self.state_sync.needs(member))
+                patient and (self.scheduler.awaits(member.peer) or self._copies_need(member))
             ):
                 continue
             self.context.send(member.peer, Released())
@@ -64,6 +64,30 @@ class Departures:
             self.removal.remove(member, f"it left: {quoted(member.draining_why)}")
             return True
         return False
+
+    def _copies_need(self, member: Member) -> bool:
+        """Return whether copies need a member that wants to leave.
+
+        Some transfer would have to start over, or no member that stays would hold a version; or the
+        member has yet to apply one, which its last checkpoint would lack.
+        """
+        staying = [m.copies for m in self.context.roster if not (m.draining or m.relay)]
+        held = {
+            (fragment, copy.version)
+            for copies in staying
+            for fragment, copy in enumerate(copies)
+            if copy.state in RECEIVED_STATES
+        }
+        return any(
+            copy.fetch is not None and copy.fetch.donors == [member.peer]
+            for copies in staying
+            for copy in copies
+        ) or any(
+            copy.version < self.context.history.versions[fragment]
+            or (staying and (fragment, copy.version) not in held)
+            for fragment, copy in enumerate(member.copies)
+            if copy.state in RECEIVED_STATES
+        )
 
     def _release_s(self, draining_s: float) -> float:
         return draining_s + DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s

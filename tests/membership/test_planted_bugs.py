@@ -48,6 +48,7 @@ import pytest
 from attrs import evolve
 
 from holdfast.membership.master.attachment import Attachment
+from holdfast.membership.master.departures import Departures
 from holdfast.membership.master.lineage import Lineage
 from holdfast.membership.master.places import Founding
 from holdfast.membership.master.rounds import (
@@ -64,7 +65,7 @@ from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.succession import Succession
-from holdfast.membership.master.sync import root_votes, state_sync
+from holdfast.membership.master.sync import root_votes
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import RouteWanted
 from tests.membership import (
@@ -292,7 +293,7 @@ def _(patch: Patch) -> None:
 
 @conversation("takes it along", test_rounds.test_the_last_holder_goes_when_another_has_a_copy)
 def _(patch: Patch) -> None:
-    patch.setattr(state_sync.StateSync, "needs", lambda self, member: False)
+    patch.setattr(Departures, "_copies_need", lambda self, member: False)
 
 
 @conversation(

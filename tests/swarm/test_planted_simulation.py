@@ -44,6 +44,7 @@ About members and copies:
     deaf to silence          no member is ever found silent
     views reused             view numbers start over with the master
     vacancies lost           a place that is given up is never filled
+    back at once             the run goes back although a holder of the newest version may return
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ from holdfast.collectives.result import RoundResult
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.journal.journal_writer import JournalWriter
 from holdfast.membership.master import places as places_rules
+from holdfast.membership.master.lineage import Lineage
 from holdfast.membership.master.removal import Removal
 from holdfast.membership.master.rounds import (
     reduction_driver,
@@ -396,6 +398,11 @@ def _(patch: Patch) -> None:
         original(self, member, why, keep_place=True)
 
     patch.setattr(Removal, "remove", remove)
+
+
+@bug("back at once", seed=26)
+def _(patch: Patch) -> None:
+    patch.setattr(Lineage, "_back_s", lambda self, since_s: since_s)
 
 
 def shows(kind: RunKind, seed: int) -> str:

@@ -469,30 +469,6 @@ class StateSync:
             if member.transfers.failures >= SYNC_ATTEMPTS_MAX
         ]
 
-    def needs(self, member: Member) -> bool:
-        """Return whether copies need a member that wants to leave.
-
-        Some transfer would have to start over, or no member that stays would hold a version; or the
-        member has yet to apply one, which its last checkpoint would lack.
-        """
-        staying = [m.copies for m in self.context.roster if not (m.draining or m.relay)]
-        held = {
-            (fragment, copy.version)
-            for copies in staying
-            for fragment, copy in enumerate(copies)
-            if copy.state in RECEIVED_STATES
-        }
-        return any(
-            copy.fetch is not None and copy.fetch.donors == [member.peer]
-            for copies in staying
-            for copy in copies
-        ) or any(
-            copy.version < self.context.history.versions[fragment]
-            or (staying and (fragment, copy.version) not in held)
-            for fragment, copy in enumerate(member.copies)
-            if copy.state in RECEIVED_STATES
-        )
-
     def next_deadline_s(self) -> float:
         """Return when the next copy is late or stalled, or a member may try again."""
         stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
