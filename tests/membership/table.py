@@ -271,6 +271,11 @@ class Table:
             self.ready(peer)
         return self.hear(peers[0], Reduce)
 
+    def reducing(self, *peers: str, spares: Sequence[str] = ()) -> Reduce:
+        """Set up a run of which all contributors reduce; return the order that they got."""
+        self.start(*peers, spares=spares)
+        return self.reduce(*peers)
+
     def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
         """Send the Held of these peers, by default without results."""
         owners = self.master.scheduler.rounds[flush.round].running().owners

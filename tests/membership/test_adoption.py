@@ -24,8 +24,7 @@ from tests.membership.table import (
 
 def under_way(table: Table) -> m.Reduce:
     """A, B and C reduce when the master ends. Another one has just begun."""
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.restart()
     return order
 
@@ -124,8 +123,7 @@ def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> 
 
 def with_a_spare(table: Table) -> m.Reduce:
     """A and B reduce, and the spare C receives the result, when the master ends."""
-    table.start(A, B, spares=[C])
-    order = table.reduce(A, B)
+    order = table.reducing(A, B, spares=[C])
     assert order.receivers == (A, B, C)
     table.restart()
     return order

@@ -259,8 +259,7 @@ def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
 def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
     """Nobody has checked that; repaired, it would be spread as it is."""
     table = Table(ALL, fragments=2)
-    table.start(*PEERS)
-    first = table.reduce(*PEERS)
+    first = table.reducing(*PEERS)
     table.forget()
     (second,) = [r for r in table.master.scheduler.rounds.values() if r.number != first.round]
     for peer in PEERS:

@@ -63,8 +63,7 @@ def test_all_copies_are_equal_at_the_version_that_all_have_reported() -> None:
 
 def test_a_copy_that_differs_is_named_until_it_is_healed() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.applied(order, A, B)
     table.applied(order, C, root=OTHER_DIGEST)

@@ -71,8 +71,7 @@ def test_the_number_of_disputes_is_bounded() -> None:
 
 def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, spares=[S])
-    first = table.reduce(A, B, C)
+    first = table.reducing(A, B, C, spares=[S])
     table.reduced(first, A, B, C, S)
     table.applied(first, A, B, C, S)
     table.leave(S)

@@ -149,8 +149,7 @@ def test_of_another_lineage_nothing_counts_whatever_its_version(lineage: bytes) 
 def test_of_two_with_one_identity_one_is_a_member_and_counts_once() -> None:
     """The newer connection wins, each time; a round needs two who are two."""
     table = Table("[membership]\nmin_members = 2\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     for incarnation in (7, 8, 7, 8):
         table.join(
             B, hello=hello_of(B, incarnation=incarnation, heads=[head_of(0, 0)], lineage=LINEAGE)

@@ -21,8 +21,7 @@ ONE, TWO = b"1" * 32, b"2" * 32
 def five() -> tuple[Table, m.Reduce]:
     """A reduction of five, each of which owns a chunk."""
     table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    table.start(*FIVE)
-    order = table.reduce(*FIVE)
+    order = table.reducing(*FIVE)
     owners_of(table, *FIVE)
     return table, order
 
@@ -181,8 +180,7 @@ def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
 
 def test_two_are_not_asked() -> None:
     table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
     table.hears_no(A, m.Diagnose)

@@ -539,8 +539,7 @@ def test_copies_over_valid_ones_come_one_after_the_other() -> None:
 
 def test_a_head_without_a_root_decides_nothing() -> None:
     table = Table()
-    table.start(A)
-    order = table.reduce(A)
+    order = table.reducing(A)
     table.reduced(order, A)
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1, b"")], lineage=LINEAGE))
@@ -652,8 +651,7 @@ def test_two_that_hold_half_the_state_each_heal_each_other() -> None:
 
 def test_the_result_of_an_undecided_round_is_told_with_the_welcome() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.applied(order, A, B)
     table.leave(C)
@@ -668,8 +666,7 @@ def test_the_result_of_an_undecided_round_is_told_with_the_welcome() -> None:
 
 def test_an_undecided_result_that_was_not_committed_is_void() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)
     table.leave(B)
     table.applied(order, A)
@@ -682,8 +679,7 @@ def test_an_undecided_result_that_was_not_committed_is_void() -> None:
 
 def test_who_does_not_apply_what_the_welcome_told_is_synced() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)
     table.applied(order, A)
     table.leave(B)
@@ -783,8 +779,7 @@ def test_only_a_spare_that_can_step_in_is_promoted(lack: str) -> None:
 
 def test_a_spare_that_lags_is_promoted_once_it_has_caught_up() -> None:
     table = Table()
-    table.start(A, B, spares=[C])
-    order = table.reduce(A, B)
+    order = table.reducing(A, B, spares=[C])
     table.reduced(order, A, B)
     table.applied(order, A, B)
     table.leave(B)
@@ -847,8 +842,7 @@ def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() 
 )
 def test_a_decision_nobody_heard_of_survives_the_master() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)  # recorded; say that no Commit was ever sent
     table.restart()
     held = Reduced(order.round, 1, DIGEST)
@@ -865,8 +859,7 @@ def test_a_decision_nobody_heard_of_survives_the_master() -> None:
 
 def test_the_first_to_return_does_not_decide_alone_what_the_state_is() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1, OTHER_DIGEST)], lineage=LINEAGE))
@@ -879,8 +872,7 @@ def test_the_first_to_return_does_not_decide_alone_what_the_state_is() -> None:
 
 def test_after_a_restart_who_still_applies_the_last_commit_is_waited_for() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)  # all hear Commit and begin to apply it
     table.restart()
     for peer in (A, B, C):
@@ -897,8 +889,7 @@ def test_after_a_restart_who_still_applies_the_last_commit_is_waited_for() -> No
 
 def test_after_a_restart_silent_voters_count_for_a_deadline_only() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.restart()
     for peer in (A, B):

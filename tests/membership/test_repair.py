@@ -39,8 +39,7 @@ def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again()
 
 def test_a_death_while_the_others_are_asked_begins_the_asking_again() -> None:
     table = Table()
-    table.start(A, B, C, D, E)
-    order = table.reduce(A, B, C, D, E)
+    order = table.reducing(A, B, C, D, E)
     owners_of(table, A, B, C, D, E)
     table.leave(B)
     first = table.hear(A, m.Flush)
@@ -79,8 +78,7 @@ def test_the_death_of_the_repairer_is_repaired_again() -> None:
 
 def test_below_the_quorum_a_loss_aborts() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.leave(B)
     table.leave(C)
     assert table.hear(A, m.Abort).round == order.round
@@ -124,8 +122,7 @@ def test_a_spare_is_not_waited_for_when_survivors_hold_everything() -> None:
 
 def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
     table = Table()
-    table.start(A, B, C, spares=[D])
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C, spares=[D])
     owners_of(table, B, B, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -151,8 +148,7 @@ def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
 
 def test_a_spare_that_cannot_spread_what_it_holds_is_replaced() -> None:
     table = Table()
-    table.start(A, B, C, spares=[D])
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C, spares=[D])
     owners_of(table, B, A, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -175,8 +171,7 @@ def test_a_spare_that_cannot_spread_what_it_holds_is_replaced() -> None:
 
 def test_a_spare_that_came_too_late_with_what_it_held_is_synced_again() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, spares=[D])
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C, spares=[D])
     owners_of(table, B, A, C)
     table.leave(B)
     table.hold(table.hear(A, m.Flush), A, C)
@@ -193,8 +188,7 @@ def test_a_spare_that_came_too_late_with_what_it_held_is_synced_again() -> None:
 
 def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     table.forget()
     table.say(B, m.ReduceFailed(order.round, 1, (), False, "out of memory"))
     flush = table.hear(A, m.Flush)
@@ -212,8 +206,7 @@ def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
 
 def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     count = len(table.master.scheduler.rounds[order.round].running().owners)
     some = (m.ContributorRun(b"\x0d", count),)
     for peer, manifest in ((A, ()), (B, some), (C, some), (D, some)):
@@ -226,8 +219,7 @@ def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
 
 def test_a_manifest_of_another_round_is_a_violation() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     count = len(table.master.scheduler.rounds[order.round].running().owners)
     table.say(A, m.Reduced(order.round, 1, DIGEST, (m.ContributorRun(b"\x0f", count + 1),)))
     assert table.dropped(A) is m.RefusalCode.PROTOCOL
@@ -237,8 +229,7 @@ def test_a_manifest_of_another_round_is_a_violation() -> None:
 
 def test_a_result_that_fewer_than_the_quorum_hold_is_not_committed() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A)
     table.leave(B)
     table.leave(C)
@@ -248,8 +239,7 @@ def test_a_result_that_fewer_than_the_quorum_hold_is_not_committed() -> None:
 
 def test_a_repair_is_told_to_people() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     owners_of(table, A, B, B, B, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -279,8 +269,7 @@ def test_a_repair_is_told_to_people() -> None:
 def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
     """B is in no chunk, C in some: neither counts for more than that anywhere."""
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     assert [each.peer for each in order.contributors] == [A, B, C, D]
     weight = order.contributors[0].weight
     owners_of(table, A, B, C, D)
@@ -320,8 +309,7 @@ def test_chunks_that_do_not_exist_are_a_violation() -> None:
 
 def test_a_result_that_comes_during_the_flush_is_still_committed() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A)
     table.leave(B)
     table.reduced(order, C)
@@ -331,8 +319,7 @@ def test_a_result_that_comes_during_the_flush_is_still_committed() -> None:
 
 def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D, E)
-    order = table.reduce(A, B, C, D, E)
+    order = table.reducing(A, B, C, D, E)
     table.say(A, m.ReduceFailed(order.round, 1, (D,), False, "reset"))
     table.leave(B)
     table.hold(table.hear(A, m.Flush), A, C, D, E)
@@ -348,8 +335,7 @@ def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
 
 def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> None:
     table = Table()
-    table.start(A, B, C, D, E)
-    order = table.reduce(A, B, C, D, E)
+    order = table.reducing(A, B, C, D, E)
     table.forget()
     table.leave(B)
     table.hear(A, m.Flush)
@@ -365,8 +351,7 @@ def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> No
 
 def test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it() -> None:
     table = Table()
-    table.start(A, B, C, spares=[D])
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C, spares=[D])
     owners_of(table, A, B, C)
     table.say(D, m.ReduceFailed(order.round, 1, (B,), False, "reset"))
     table.reduced(order, A, C)
@@ -400,8 +385,7 @@ def test_a_member_that_lacks_a_link_takes_over_what_nobody_else_can() -> None:
 
 def test_what_the_lost_have_said_about_others_is_void() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     table.say(D, *[m.ReduceFailed(order.round, 1, (p,), False, "no link") for p in (A, B, C)])
     for peer in (A, B, C):
         table.say(peer, m.ReduceFailed(order.round, 1, (D,), False, "no link"))
@@ -418,8 +402,7 @@ def test_what_the_lost_have_said_about_others_is_void() -> None:
 
 def test_who_tells_of_a_loss_that_is_known_already_stays_in_the_round() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     table.leave(B)
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "reset"))
     table.hold(table.hear(A, m.Flush), A, C, D)

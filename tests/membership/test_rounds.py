@@ -62,8 +62,7 @@ def test_a_round_goes_from_open_to_commit() -> None:
 
 def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)
     kinds = [
         "record" if isinstance(effect, RecordDurably) else "send"
@@ -414,16 +413,14 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
 @pytest.mark.parametrize(("codec", "norm"), [("fp32", 1.005), ("int8+zstd", 1.08), ("nf4", 1.9)])
 def test_what_a_codec_rounds_up_is_nobodys_lie(codec: str, norm: float) -> None:
     table = Table(f'[reduce]\ncodec_up = "{codec}"\n')
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     norm_sums(table, order, {A: norm, B: 1.0, C: 1.0})
     assert table.hear(A, m.Commit).attempt == 1
 
 
 def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
     assert len(table.hear(A, m.Commit).contributors) == 4
     assert "2 of 4 contributions seem longer" in table.announced()
@@ -434,8 +431,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
 )
 def test_who_finds_what_cannot_be_is_removed(found: bytes) -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.say(C, m.Reduced(order.round, 1, DIGEST, (), found))
     assert C not in table.master.context.roster
 
@@ -460,8 +456,7 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
 def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() -> None:
     """The rest could be one owner's lie."""
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
     assert len(table.hear(A, m.Commit).contributors) == 4
 
@@ -477,8 +472,7 @@ def found_by(table: Table, order: m.Reduce, owner: str, norms: dict[str, float])
 
 def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     again = table.hear(A, m.Reduce)
@@ -490,8 +484,7 @@ def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart(
 
 def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     again = table.hear(A, m.Reduce)
@@ -504,8 +497,7 @@ def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
 
 def test_who_owned_no_chunk_has_found_nothing() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     assert table.hear(A, m.Commit).attempt == 1
@@ -513,8 +505,7 @@ def test_who_owned_no_chunk_has_found_nothing() -> None:
 
 def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B)
     table.reduced(order, D)
     table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
@@ -545,8 +536,7 @@ def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> Non
 
 def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     table.say(D, m.ReduceFailed(order.round, 1, (A,), True, "not finite"))
     table.forget()
     table.wait(5.0, A, B, C, D)
@@ -558,8 +548,7 @@ def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
 
 def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B)
     table.forget()
     table.say(D, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
@@ -568,8 +557,7 @@ def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
 
 def test_who_was_right_of_one_is_heard_of_another() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\nquorum = 0.25\n")
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     owners_of(table, A, B)
     table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.wait(5.0, A, B, C, D)  # nobody else says so
@@ -585,8 +573,7 @@ def test_who_was_right_of_one_is_heard_of_another() -> None:
 
 def test_who_calls_everybody_bad_is_left_out_itself() -> None:
     table = Table()
-    table.start(A, B, C, D)
-    order = table.reduce(A, B, C, D)
+    order = table.reducing(A, B, C, D)
     table.forget()
     table.say(D, m.ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
     assert table.hear(A, m.Flush).lost == (D,)
@@ -609,8 +596,7 @@ def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -
 
 def test_a_death_is_repaired_among_the_survivors() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A)
     table.forget()
     table.leave(B)
@@ -637,8 +623,7 @@ def test_a_death_is_repaired_among_the_survivors() -> None:
 
 def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, C)
     table.leave(B)
     (record,) = table.records(RoundCommitted)
@@ -647,8 +632,7 @@ def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
 
 def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.leave(B)
     assert table.hear(A, m.Abort).round == order.round
     table.wait(RETRY_S, A)
@@ -658,8 +642,7 @@ def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
 
 def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "connection reset"))
     table.hears_no(A, m.Reduce)
@@ -670,8 +653,7 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
 
 def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_member() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes for 5 s"))
@@ -695,8 +677,7 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
 @pytest.mark.fault("two peers cannot reach each other")
 def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.forget()
     table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.say(A, m.ReduceFailed(order.round, 1, (C,), False, "no bytes"))
@@ -707,8 +688,7 @@ def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
 
 def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.wait(4.9, A, B, C)
@@ -720,8 +700,7 @@ def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
 
 def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.say(C, m.LinkBroken(B))
@@ -732,8 +711,7 @@ def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
 def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
     """There is no third who could tell who is right, and no plan that does without the pair."""
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.wait(5.0, A, B)
     assert "1 of 2 contributors are left" in table.hear(A, m.Abort).reason
@@ -823,8 +801,7 @@ def test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive() -> None:
 
 def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B)
     table.wait(10.0, A, B, C)
     table.diagnosed(order, C)  # waits for nobody
@@ -840,8 +817,7 @@ def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
 )
 def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.wait(10.0, A, B, C)
     table.diagnosed(order, A, B, C)
     assert table.hear(A, m.Reduce).attempt == 2
@@ -853,8 +829,7 @@ def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
 
 def test_bytes_that_move_keep_an_attempt_alive() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     for second in range(1, 40):
         table.wait(1.0, A, B)
         table.say(A, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
@@ -866,8 +841,7 @@ def test_bytes_that_move_keep_an_attempt_alive() -> None:
 
 def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     for second in range(1, 61):
         table.wait(1.0, A, B, C)
         for peer in (A, B, C):
@@ -885,8 +859,7 @@ def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> Non
 )
 def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B)
     table.reduced(order, C, digest=OTHER_DIGEST)
     table.diagnosed(order, A, B, C)
@@ -901,8 +874,7 @@ def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> Non
 
 def test_no_majority_aborts() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
     assert "majority" in table.hear(A, m.Abort).reason
@@ -931,8 +903,7 @@ def test_late_and_foreign_answers_are_ignored() -> None:
 
 def test_spares_get_every_result_and_every_commit() -> None:
     table = Table()
-    table.start(A, spares=[B])
-    order = table.reduce(A)
+    order = table.reducing(A, spares=[B])
     assert order.receivers == (A, B)
     assert table.hear(B, m.Reduce) == order
     table.reduced(order, A)
@@ -954,6 +925,14 @@ def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
     table.hear(C, m.Released)
     assert table.dropped(C) is m.RefusalCode.LEFT
     assert table.roles() == {"a": "contributor*", "b": "contributor*"}
+
+
+def test_a_draining_contributor_that_is_not_ready_goes_at_once() -> None:
+    table = Table()
+    table.start(A, B)
+    table.say(B, m.Leaving("Ctrl+C"))
+    table.hear(B, m.Released)
+    assert table.reduce(A).receivers == (A,)
 
 
 def test_a_draining_contributor_is_not_kept_for_ever() -> None:
@@ -1025,8 +1004,7 @@ def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
 
 def test_finishing_does_not_wait_for_ever() -> None:
     table = Table("[run]\nrounds = 1\n[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)
     table.applied(order, A)
     table.wait(10.0, A, B)
@@ -1035,8 +1013,7 @@ def test_finishing_does_not_wait_for_ever() -> None:
 
 def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, spares=[C, D])
-    order = table.reduce(A, B)
+    order = table.reducing(A, B, spares=[C, D])
     table.reduced(order, A, B)
     table.applied(order, A, B, D)
     assert table.roles()["c"] == "spare*"
@@ -1047,8 +1024,7 @@ def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> Non
 
 def test_a_spare_that_missed_the_result_is_synced_again() -> None:
     table = Table()
-    table.start(A, B, spares=[C])
-    order = table.reduce(A, B)
+    order = table.reducing(A, B, spares=[C])
     table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "link lost"))
     table.reduced(order, A, B)
     table.applied(order, A, B)
@@ -1057,8 +1033,7 @@ def test_a_spare_that_missed_the_result_is_synced_again() -> None:
 
 def test_a_spare_that_finds_out_later_is_synced_again() -> None:
     table = Table()
-    table.start(A, B, spares=[C])
-    order = table.reduce(A, B)
+    order = table.reducing(A, B, spares=[C])
     table.reduced(order, A, B)
     table.applied(order, A, B)
     table.hears_no(C, m.SyncFragment)
@@ -1115,8 +1090,7 @@ def test_roots_agreed_only_at_the_close_leave_out_the_odd_one() -> None:
 
 def test_applied_roots_decide_by_majority() -> None:
     table = Table()
-    table.start(A, B, C)
-    order = table.reduce(A, B, C)
+    order = table.reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.say(A, m.Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
     assert table.master.context.history.root(0, 1) == b""
@@ -1127,8 +1101,7 @@ def test_applied_roots_decide_by_majority() -> None:
 
 def test_a_joining_spare_does_not_hold_the_others_up() -> None:
     table = Table()
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.join(C, SPARE)
     table.hears_no(C, m.SyncFragment)  # that reduction runs without it
     assert "before it joined" in table.why(C)

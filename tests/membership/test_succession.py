@@ -319,8 +319,7 @@ def test_nobody_is_waited_for_when_all_have_restarted_and_the_newest_counts() ->
 
 def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -> None:
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
-    table.start(A, B)
-    order = table.reduce(A, B)
+    order = table.reducing(A, B)
     table.reduced(order, A, B)
     table.restart()
     table.join(A, hello=holding(A, 0, 2))
@@ -364,6 +363,13 @@ def test_if_it_does_not_have_the_newest_version_the_run_goes_back() -> None:
     assert not table.records(RunRewound)
     table.wait(2.0, A)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
+
+
+def test_zero_seconds_mean_never() -> None:
+    table = lost("rewind_s = 0\n")
+    table.join(B, hello=holding(B, 0, 2))
+    table.wait(10_000.0, B)
+    assert not table.records(RunRewound)
 
 
 def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:

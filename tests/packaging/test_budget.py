@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_090, "tests": 59_355, "benchmarks": 6_575}
+LINES = {"simulation": 5_090, "tests": 59_330, "benchmarks": 6_565}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 57_350, 33_450
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0

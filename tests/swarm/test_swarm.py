@@ -50,7 +50,13 @@ def spec(
     codec: str = "fp32",
     fragments: int = 1,
 ) -> str:
-    return SPEC.format(**locals())
+    return SPEC.format(
+        rounds=rounds,
+        contributors=contributors,
+        min_members=min_members,
+        codec=codec,
+        fragments=fragments,
+    )
 
 
 @asynccontextmanager
@@ -205,7 +211,15 @@ async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> Non
         swarm.check_final(["a", "b", "c", "late"])
 
 
-async def test_leaving_lets_the_round_in_flight_finish_and_a_spare_get_its_result() -> None:
+async def test_leaving_lets_the_round_in_flight_finish() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        await swarm.peers["b"].service.leave("enough for today")
+        assert not swarm.peers["b"].alive or swarm.peers["b"].service.session.released.is_set()
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        await settled(swarm, "acd")
+
+
+async def test_the_last_contributor_leaves_when_a_spare_has_the_result() -> None:
     layout = small_layout((5_000,))
     async with a_swarm("a", "d", spec(min_members=1), layout=layout, bytes_per_s=1e6) as swarm:
         await swarm.when(swarm.coordinator.scheduler.round_table.reducing, within_s=1)
@@ -269,6 +283,16 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
         swarm.resume()
         await settled(swarm, "abcd".replace(victim, ""))
         assert spare.training.progress().state_received_bytes == moved, "a promotion moves no state"
+
+
+async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
+    async with a_swarm("abc", "d") as swarm:
+        swarm.crash("c")
+        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
+        swarm.restart("c")
+        await swarm.until(lambda: swarm.in_sync("c"))
+        await settled(swarm, "abcd")
+        assert swarm.role("c") is Role.SPARE
 
 
 @pytest.mark.fault("two die at once", "the same", "the round goes on with a quorum, or is void")
