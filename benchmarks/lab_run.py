@@ -7,12 +7,13 @@ clock.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from benchmarks.grounds import Ground
 from holdfast.daemon.cli.fleet import MASTER, Fleet, Node, Status
@@ -96,23 +97,13 @@ class LabRun(Fleet):
 
     def processor_s(self, name: str) -> tuple[float, float]:
         """Processor seconds so far of a node's daemon, and of the processes that it has started."""
-        daemon = self.nodes[name].process.pid
-        parents = {pid: facts for pid in Path("/proc").glob("[0-9]*") if (facts := _stat(pid))}
-        own_s = parents[Path("/proc", str(daemon))][1]
-        return own_s, sum(seconds for parent, seconds in parents.values() if parent == daemon)
+        daemon = psutil.Process(self.nodes[name].process.pid)
+        own, *started = (each.cpu_times() for each in (daemon, *daemon.children()))
+        return own.user + own.system, sum(each.user + each.system for each in started)
 
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
         with self.ground.inside(self.hosts[name]):
             return super().ask(name, what, body)
-
-
-def _stat(process: Path) -> tuple[int, float] | None:
-    """A process's parent, and its processor seconds; None if it has ended."""
-    try:
-        fields = (process / "stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def said_s(status: Status, kind: str, name: str) -> float:

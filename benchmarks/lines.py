@@ -165,9 +165,9 @@ def measure(name: str, peers: int, codec: str, congestion: str, rounds: int, glo
         used_before = _processor_s(run, names)
         status = run.reach(rounds, WAIT_S)
         sent = _sent(run, names) - before
-        shares = peers * (status["committed"] - first)
+        counted = status["committed"] - first
         daemon_s, trainer_s = (
-            (after - used) / shares
+            (after - used) / (peers * counted)
             for after, used in zip(_processor_s(run, names), used_before, strict=True)
         )
         done = [each for each in status["past_rounds"] if each["outcome"] == "committed"]
@@ -181,7 +181,7 @@ def measure(name: str, peers: int, codec: str, congestion: str, rounds: int, glo
         congestion,
         tuple(round(each["reduce_s"], 3) for each in done),
         bound_s(profile.workload(peers, codec)),
-        sent / (payload * (status["committed"] - first)),
+        sent / (payload * counted),
         late_ms,
         round(daemon_s, 3),
         round(trainer_s, 3),
