@@ -1,5 +1,5 @@
 """Leased samples in the real frameworks, without a daemon: what a trainer trains on, micro-batch by
-micro-batch.
+micro-batch. Each test imports its framework, so that collecting them costs no worker seconds.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from transformers import Trainer, TrainingArguments
 
 from holdfast import AccelerateRun, LightningCallback, TransformersCallback
 from holdfast.client.attach_errors import MisuseError
@@ -50,18 +47,6 @@ class Model(nn.Module):
         return {"loss": (self.weight * numbers).mean()}
 
 
-class Module(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-
-    def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-        return self.model(**batch)["loss"]  # type: ignore[no-any-return]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 1e-3)
-
-
 class Endless(IterableDataset[int]):
     """Data that are read in order."""
 
@@ -91,6 +76,8 @@ def check(run: Run, seen: list[int]) -> None:
 def test_the_trainer_of_transformers_trains_on_each_sample_once(
     tmp_path: Path, workers: int
 ) -> None:
+    from transformers import Trainer, TrainingArguments
+
     member = TransformersCallback(leased=True)
     model = Model()
     arguments = TrainingArguments(
@@ -112,6 +99,19 @@ def test_the_trainer_of_transformers_trains_on_each_sample_once(
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @WORKERS
 def test_the_trainer_of_lightning_trains_on_each_sample_once(workers: int) -> None:
+    import lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            return self.model(**batch)["loss"]  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
     member = LightningCallback(leased=True)
     module = Module()
     trainer = lightning.Trainer(
@@ -136,6 +136,8 @@ def test_the_trainer_of_lightning_trains_on_each_sample_once(workers: int) -> No
 
 @WORKERS
 def test_a_loop_of_accelerate_trains_on_each_sample_once(workers: int) -> None:
+    from accelerate import Accelerator
+
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     plain = Model()
     sgd = torch.optim.SGD(plain.parameters(), 1e-3)
