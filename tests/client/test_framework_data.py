@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from holdfast import AccelerateRun, LightningCallback, TransformersCallback
+import holdfast
 from holdfast.client.attach_errors import MisuseError
 from holdfast.client.frameworks.peer_data import draw_leased
 from holdfast.client.hook import Run
@@ -78,7 +78,7 @@ def test_the_trainer_of_transformers_trains_on_each_sample_once(
 ) -> None:
     from transformers import Trainer, TrainingArguments
 
-    member = TransformersCallback(leased=True)
+    member = holdfast.TransformersCallback(leased=True)
     model = Model()
     arguments = TrainingArguments(
         str(tmp_path),
@@ -112,7 +112,7 @@ def test_the_trainer_of_lightning_trains_on_each_sample_once(workers: int) -> No
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 1e-3)
 
-    member = LightningCallback(leased=True)
+    member = holdfast.LightningCallback(leased=True)
     module = Module()
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -144,7 +144,7 @@ def test_a_loop_of_accelerate_trains_on_each_sample_once(workers: int) -> None:
     model, optimizer, loader = accelerator.prepare(
         plain, sgd, DataLoader(Numbers(), BATCH, shuffle=True, num_workers=workers)
     )
-    run = AccelerateRun(accelerator, model, optimizer, loader=loader, leased=True)
+    run = holdfast.AccelerateRun(accelerator, model, optimizer, loader=loader, leased=True)
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(**batch)["loss"])
