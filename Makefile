@@ -93,7 +93,7 @@ pytest: dev  ## All tests but nightly ones; narrow down with ARGS='tests/protoco
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 # Those of the commit that failed before it fail nothing: they are named, and kept in build/known-seeds.
-seeds: dev  ## 300 simulated runs from seeds that follow from the commit, judged by what it is based on
+seeds: dev  ## 100 simulated runs from seeds that follow from the commit, judged by what it is based on
 	$(TIMED) rotating seeds $(BIN)/python -m tests.swarm.rotating $(SEEDS)
 
 nightlytests: dev

@@ -28,7 +28,7 @@ BUGS = Bugs()
 
 
 # Of the seeds from 160 on, 169: the last leader is frozen, and dialled last.
-@pytest.mark.parametrize("first", [*range(0, 40, 10), 160])
+@pytest.mark.parametrize("first", [0, 10, 160])
 @pytest.mark.fault(
     "the leading one of several masters crashes, freezes, or loses database or members",
     "its lease",

@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
         "from holdfast.simulation.scenario_run import run_scenario\n"
         "from holdfast.simulation.scenario import Scenario\n"
-        "for s in range(4): print(run_scenario(Scenario.of(s)))"
+        "for s in range(2): print(run_scenario(Scenario.of(s)))"
     )
     told = [
         subprocess.run(
@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    assert told[0].count("Outcome(") == 4
+    assert told[0].count("Outcome(") == 2
     assert told[0] == told[1]
 
 
