@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.hello_checks import shut_out
@@ -61,6 +61,7 @@ class Pending:
     token: str = field(repr=False)
     asked_s: float  # its first request
     seen_s: float  # its last request
+    approved: bool = False  # its admission is being written
 
     @property
     def role_text(self) -> str:
@@ -105,10 +106,10 @@ class Admission:
                     or self._coordinator.context.spec.membership.approve
                 ):
                     raise self._keep_waiting(request, peer, host)
-                grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
-                named = evolve(grant, name=request.name)
-                await self._network.run_sync(lambda: self._store.admit(peer, named))
+                await self._redeem(request.token, peer, request.name)
             except TokenError as error:
+                if self._is_known(peer):  # since a moment ago, by a connection that broke
+                    return
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except JournalError as error:
                 raise Refusal(
@@ -122,6 +123,9 @@ class Admission:
             await self._checkups.answer(messages, request, host)
 
         await answer_newcomer(channel, authority, admit, check=check, known=self._is_known)
+
+    async def _redeem(self, token: str, peer: str, name: str) -> None:
+        await self._network.run_sync(lambda: self._store.redeem(token, peer, name))
 
     def _is_known(self, peer: str) -> bool:
         """Return whether a peer was admitted before and not shut out since."""
@@ -193,16 +197,15 @@ class Admission:
     async def approve(self, wanted: str) -> Json:
         """Approve a pending newcomer; it gets its certificate when it asks again."""
         pending = self._find(wanted)
-        del self._pending[pending.peer]  # before the first await: two approvals use the token once
+        pending.approved = True  # before the first await: two approvals use the token once
         try:
             with storing("the approval"):
-                grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
-                row = evolve(grant, name=pending.name)
-                await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
+                await self._redeem(pending.token, pending.peer, pending.name)
         except TokenError:
-            raise  # the newcomer gets the same answer when it asks again
+            self._pending.pop(pending.peer, None)  # it gets the same answer when it asks again
+            raise
         except UserError:
-            self._pending[pending.peer] = pending
+            pending.approved = False
             raise
         self._take(pending, "was approved by the run's operator")
         return {"peer": pending.peer, "name": pending.name, "approved": True}
@@ -225,7 +228,7 @@ class Admission:
         self._decide(note)
 
     def _find(self, wanted: str) -> Pending:
-        names = {peer: each.name for peer, each in self._pending.items()}
+        names = {peer: each.name for peer, each in self._pending.items() if not each.approved}
         hint = "`holdfast approve` lists pending newcomers; use the id's first digits"
         return self._pending[find_peer(wanted, names, "pending newcomer", hint)]
 

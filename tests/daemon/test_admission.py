@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -89,6 +91,31 @@ async def refused(invite: Invite, identity: Identity, name: str = "alder") -> st
 APPROVAL = RefusalCode.APPROVAL.value
 
 
+@contextmanager
+def held(store: JournalStore, name: str) -> Iterator[trio.MemoryReceiveChannel[None]]:
+    """Hold calls of a method of the journal, in their threads, until the block ends.
+
+    Yields:
+      Has an item for each call that is held.
+    """
+    noting, calls = trio.open_memory_channel[None](9)
+    released = threading.Event()
+    token = trio.lowlevel.current_trio_token()
+    original = getattr(store, name)
+
+    def wait(*arguments: Any) -> None:
+        token.run_sync_soon(noting.send_nowait, None)
+        released.wait()
+        original(*arguments)
+
+    with calls, noting, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, name, wait)
+        try:
+            yield calls
+        finally:
+            released.set()
+
+
 async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         invite, identity = desk.invite(uses=2), Identity.generate()
@@ -110,6 +137,37 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
             await desk.gate.approve("alder")
         other = Identity.generate()
         assert await refused(invite, other) == APPROVAL, "the next one waits again"
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+async def test_a_machine_that_asks_while_its_approval_is_written_waits_on(
+    tmp_path: Path, uses: int
+) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite, identity = desk.invite(uses=uses), Identity.generate()
+        for each in [identity, *(Identity.generate() for _ in range(uses - 1))]:
+            assert await refused(invite, each) == APPROVAL
+        async with trio.open_nursery() as nursery:
+            with held(desk.store, "_write_grant") as calls:
+                nursery.start_soon(desk.gate.approve, identity.peer_id)
+                await calls.receive()
+                assert await refused(invite, identity) == APPROVAL
+                with pytest.raises(UserError, match="no pending newcomer"):
+                    await desk.gate.approve(identity.peer_id)
+        pem, _ = await enrol(invite, identity, "alder")
+        assert holder_of(load_certificate(pem)).peer == identity.peer_id
+        assert desk.uses_left() == [uses - 1]
+
+
+async def test_a_machine_that_asks_twice_at_once_uses_its_invite_once(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        invite, identity = desk.invite(approve=False, uses=2), Identity.generate()
+        async with trio.open_nursery() as nursery:
+            with held(desk.store, "redeem") as calls:
+                for _ in range(2):
+                    nursery.start_soon(enrol, invite, identity, "alder")
+                    await calls.receive()
+        assert desk.uses_left() == [1]
 
 
 @pytest.mark.fault(

@@ -136,18 +136,18 @@ def test_invites_and_grants_survive(reopen: Reopen) -> None:
     journal = reopen()
     token, _ = journal.make_token(Role.CONTRIBUTOR, founder=True, uses=2, hours=1.0)
     other, _ = journal.make_token(Role.SPARE, founder=False, uses=1, hours=1.0, by_hand=True)
-    journal.admit(PEER, journal.redeem(token))
+    journal.redeem(token, PEER, "alder")
     journal.admit(PEER, GrantRow(Role.SPARE, False, "alder"))
     (invite_id,) = {each["id"] for each in journal.invites() if each["role"] == "spare"}
     again = reopen()
     assert again.grant(PEER) == GrantRow(Role.SPARE, False, "alder")
     assert again.needs_approval(other)
-    again.redeem(token)
+    again.redeem(token, "b" * 32, "birch")
     with pytest.raises(TokenError, match="used up"):
-        again.redeem(token)
+        again.redeem(token, "c" * 32, "cedar")
     assert again.withdraw(str(invite_id))
     with pytest.raises(TokenError, match="withdrawn"):
-        reopen().redeem(other)
+        reopen().redeem(other, "d" * 32, "dogwood")
 
 
 def test_writers_of_several_threads_get_numbers_of_their_own(reopen: Reopen) -> None:

@@ -101,10 +101,14 @@ def test_a_token_admits_as_many_machines_as_it_has_uses() -> None:
     store = JournalStore(":memory:")
     token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
     invite = str(store.invites()[0]["id"])
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
+    for name in "ab":
+        store.redeem(token, name * 32, name)
+        assert store.grant(name * 32) == GrantRow(Role.SPARE, True, name, invite)
+    store.redeem(token, "a" * 32, "again")
+    assert store.granted()["a" * 32].name == "a", "it keeps its grant, and uses nothing up"
     with pytest.raises(TokenError, match="used up") as raised:
-        store.redeem(token)
+        store.redeem(token, PEER, "c")
+    assert store.grant(PEER) is None
     assert raised.value.exit_code == ExitCode.INVITE
 
 
@@ -112,10 +116,10 @@ def test_the_invite_of_a_member_is_known_after_a_restart(tmp_path: Path) -> None
     path = tmp_path / "journal.sqlite"
     store = JournalStore(path)
     token, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
-    store.admit("a" * 32, store.redeem(token))
+    store.redeem(token, PEER, "alder")
     invite = store.invites()[0]["id"]
     store.close()
-    assert JournalStore(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
+    assert JournalStore(path).grant(PEER) == GrantRow(Role.SPARE, False, "alder", str(invite))
 
 
 def test_a_token_expires_at_its_time() -> None:
@@ -124,10 +128,10 @@ def test_a_token_expires_at_its_time() -> None:
     token, expires_s = store.make_token(Role.CONTRIBUTOR, founder=False, uses=9, hours=0.5)
     assert expires_s == clock.now_s + 1800
     clock.now_s = expires_s - 1
-    store.redeem(token)
+    store.redeem(token, "b" * 32, "alder")
     clock.now_s = expires_s + 1
     with pytest.raises(TokenError, match="expired"):
-        store.redeem(token)
+        store.redeem(token, "c" * 32, "alder")
 
 
 def test_a_withdrawn_token_admits_nobody_and_others_still_do() -> None:
@@ -136,15 +140,15 @@ def test_a_withdrawn_token_admits_nobody_and_others_still_do() -> None:
         store.make_token(Role.CONTRIBUTOR, founder=False, uses=5, hours=1)[0] for _ in range(2)
     ]
     listed = [invite["id"] for invite in store.invites()]
-    store.redeem(tokens[0])
+    store.redeem(tokens[0], "d" * 32, "alder")
     assert not store.withdraw("nonsense")
     assert not store.withdraw("")
     assert store.withdraw(str(listed[0]).lower())
     withdrawn = [invite["withdrawn"] for invite in store.invites()]
     assert withdrawn == [1, 0]
     with pytest.raises(TokenError, match="withdrawn"):
-        store.redeem(tokens[0])
-    store.redeem(tokens[1])
+        store.redeem(tokens[0], "e" * 32, "alder")
+    store.redeem(tokens[1], "f" * 32, "alder")
 
 
 @given(st.text(max_size=60))
@@ -152,18 +156,17 @@ def test_no_other_string_is_a_token(text: str) -> None:
     store = JournalStore(":memory:")
     token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
     with pytest.raises(TokenError, match="not known"):
-        store.redeem(text)
+        store.redeem(text, "a" * 32, "alder")
     with pytest.raises(TokenError, match="not known"):
-        store.redeem(token[:-1])
-    store.redeem(token)
+        store.redeem(token[:-1], "b" * 32, "alder")
+    store.redeem(token, "c" * 32, "alder")
     store.close()
 
 
 def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / "journal.sqlite")
     token, _ = store.make_token(Role.CONTRIBUTOR, founder=True, uses=3, hours=1)
-    grant = store.redeem(token)
-    store.admit(PEER, grant)
+    store.redeem(token, PEER, "alder")
     assert token not in repr(store.invites())
     for each in tmp_path.iterdir():  # the file and its write-ahead log
         assert token.encode() not in each.read_bytes(), each

@@ -36,7 +36,9 @@ def test_a_few_seeds_are_summed_up_whatever_the_number_of_processes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "planned"), [("--failover", "alone leader"), ("--hostile", "s0 sends")])
+@pytest.mark.parametrize(
+    ("kind", "planned"), [("--failover", "alone leader"), ("--hostile", "s0 sends")]
+)
 def test_other_kinds_of_runs_tell_what_was_planned(kind: str, planned: str) -> None:
     said = say("--start", "40", "--seeds", "1", "--jobs", "1", kind)
     assert said.exit_code == 0, said.output

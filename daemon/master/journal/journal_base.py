@@ -292,15 +292,23 @@ class Journal(ABC):
             self._tokens[_hash(token)] = row
         return token, row.expires_s
 
-    def redeem(self, token: str) -> GrantRow:
-        """Use a token once; return its grant, without a name. Raise TokenError if it is no good."""
+    def redeem(self, token: str, peer: str, name: str) -> None:
+        """Use a token once and admit a peer with its grant; raises TokenError if it is no good.
+
+        A peer that has a grant already keeps it, and uses nothing up.
+        """
         with self._writing:
+            if peer in self._grants:
+                return
             row = self._good(token)
             self._write(
                 "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
             )
-            row.uses_left -= 1
-            return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
+            grant = GrantRow(row.role, row.founder, name, _id_of(_hash(token)))
+            try:
+                self._write_grant(peer, grant)
+            finally:
+                row.uses_left -= 1  # not before the grant is known: its peer may ask meanwhile
 
     def needs_approval(self, token: str) -> bool:
         """Return whether the operator must approve its users; raises as ``redeem`` does."""
@@ -354,13 +362,16 @@ class Journal(ABC):
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         with self._writing:
-            self._write(
-                "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
-                " conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
-                " name = excluded.name, invite = excluded.invite",
-                (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
-            )
-            self._grants[peer] = grant
+            self._write_grant(peer, grant)
+
+    def _write_grant(self, peer: str, grant: GrantRow) -> None:
+        self._write(
+            "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
+            " conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
+            " name = excluded.name, invite = excluded.invite",
+            (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
+        )
+        self._grants[peer] = grant
 
     def grant(self, peer: str) -> GrantRow | None:
         return self._grants.get(peer)
