@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-from ..protocol.messages import MEMBERS_MAX, Progress
-from .curves import MemberPoint
+from ..protocol.messages import MEMBERS_MAX, LoggedFigure, Progress
+from .curves import MemberPoint, mean_figures
 
 UTILISATION_S = 20.0  # a trainer waits once a round: over less time its utilisation leaps
 
@@ -13,10 +14,14 @@ Seconds = tuple[float, float, float]  # a time, and until then seconds in steps,
 
 
 class Sampler:
-    """Makes members' points, with the utilisation of the last ``UTILISATION_S``."""
+    """Makes members' points: with the utilisation of the last ``UTILISATION_S``, and the figures of
+    ``run.log`` that were logged since the member's point before.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[Seconds]] = {}  # by member number
+        # Both by member number.
+        self._seconds: dict[int, deque[Seconds]] = {}
+        self._logged: dict[int, dict[str, LoggedFigure]] = {}
 
     def take(self, peer: str, name: str, at: float, number: int, progress: Progress) -> MemberPoint:
         """Return a member's point; ``number`` is the member's, whose process counts the seconds."""
@@ -30,8 +35,16 @@ class Sampler:
             self._utilisation(at, number, progress),
             progress.bulk_sent_bytes,
             progress.bulk_received_bytes,
-            dict(progress.metrics),
+            self._fresh(number, progress),
         )
+
+    def _fresh(self, number: int, progress: Progress) -> dict[str, float]:
+        known = self._logged.pop(number, {})
+        self._logged[number] = progress.metrics
+        if len(self._logged) > 2 * MEMBERS_MAX:
+            del self._logged[next(iter(self._logged))]
+        logged = progress.metrics.items()
+        return {name: figure.value for name, figure in logged if figure != known.get(name)}
 
     def _utilisation(self, at: float, number: int, progress: Progress) -> float | None:
         past = self._seconds.pop(number, deque([(at, 0.0, 0.0)]))
@@ -45,3 +58,21 @@ class Sampler:
         stepped_s = max(0.0, progress.stepped_s - stepped_s)
         waited_s = max(0.0, progress.waited_s - waited_s)
         return stepped_s / (stepped_s + waited_s) if stepped_s + waited_s else None
+
+
+def newest_means(reports: Sequence[Progress], steps: int) -> dict[str, float]:
+    """Return the mean of each figure over the members that logged it at most so many steps before
+    it was logged last: what one has logged since replaces what all logged at the start.
+    """
+    newest: dict[str, int] = {}
+    for report in reports:
+        for name, figure in report.metrics.items():
+            newest[name] = max(newest.get(name, 0), figure.step)
+    return mean_figures(
+        {
+            name: figure.value
+            for name, figure in report.metrics.items()
+            if figure.step >= newest[name] - steps
+        }
+        for report in reports
+    )

@@ -69,6 +69,9 @@ class MasterStatus(RunStatus):
     addresses: tuple[str, ...]
     pending: tuple[PendingRow, ...]
     ending: Annotated[Ending | None, about("null: the run is not finished.")]
+    figures: Annotated[
+        dict[str, float], about("Figures of run.log: the mean of what contributors logged last.")
+    ]
 
 
 @frozen(kw_only=True)

@@ -31,6 +31,7 @@ def master_status(coordinator: Coordinator, now_s: float, name: str) -> MasterSt
         "addresses": [],
         "pending": [],
         "ending": None,
+        "figures": {},
     }
     return msgspec.convert({**describe(coordinator, now_s), **more}, MasterStatus)
 

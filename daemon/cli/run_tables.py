@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -67,8 +67,10 @@ def show_members(console: Console, members: Iterable[DepartedRow], headings: Seq
     console.print(table)
 
 
-def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
-    """Print a table of the figures of ``run.log``, if any; the means are of the contributors."""
+def show_figures(
+    console: Console, members: Sequence[DepartedRow], means: Mapping[str, float]
+) -> None:
+    """Print a table of the figures of ``run.log``, if any."""
     logging = [member for member in members if member.metrics]
     names = sorted({name for member in logging for name in member.metrics})
     if not names:
@@ -80,17 +82,10 @@ def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
     for name in names:
         values = [member.metrics.get(name) for member in logging]
         known = [value for value in values if value is not None]
-        training = [
-            m.metrics[name] for m in logging if m.role == "contributor" and name in m.metrics
-        ]
         cells = [min(known), max(known)] if many else values
-        add(table, name, *map(format_figure, [_mean(training or known), *cells]))
+        add(table, name, *map(format_figure, [means.get(name), *cells]))
     console.print()
     console.print(table)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def format_figure(value: float | None) -> str:

@@ -72,7 +72,7 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         console.print(line)
     if status.members or status.ending is None:
         show_members(console, status.members, STATUS_COLUMNS)
-    show_figures(console, status.members or status.departed)
+    show_figures(console, status.members or status.departed, status.figures)
 
 
 def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:

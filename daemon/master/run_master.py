@@ -272,6 +272,7 @@ class Master:
             addresses=self.invites.addresses(),
             pending=self.service.admission.rows(),
             ending=self.recorder.ending(),
+            figures=self.recorder.figures,
         )
 
     def _stamp(self) -> object:

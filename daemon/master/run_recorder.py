@@ -36,9 +36,9 @@ from ...membership.master.status.round_rows import (
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.shared.run_status import Headline, RecordedRound
 from ...protocol.errors import HoldfastError
-from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point, mean_figures
+from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point
 from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
-from ..sampling import Sampler
+from ..sampling import Sampler, newest_means
 from ..status_records import Ending
 from ..web.json_answers import compact
 from .event_log import EVENT_LOG_FILE, EventLog
@@ -59,7 +59,7 @@ WARNINGS_MAX = 8  # of the files, between two looks
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
 FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
-NO_STEPS: Json = dict.fromkeys(("step", "loss", "tokens_per_s", "utilisation")) | {"figures": {}}
+NO_STEPS: Json = dict.fromkeys(("step", "loss", "tokens_per_s", "utilisation"))
 MEMBER_POINTS_WAITING_MAX = 40_000
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
@@ -190,6 +190,7 @@ class RunRecorder:
         self._before = self.history.last_point()
         self._last: Point | None = None  # this master's last point
         self._waits = True  # as of that point
+        self.figures: dict[str, float] = {}  # of run.log: the newest means
         self._sampler = Sampler()
         self._sampled_at = -math.inf  # unix seconds of the members' last points
         self._ending: Ending | None = None  # once the run is finished
@@ -310,19 +311,25 @@ class RunRecorder:
             self.live.publish("point", {name: getattr(point, name) for name in COLUMNS})
 
     def _take_members(self, now: float) -> None:
-        rows = [
-            self._sampler.take(member.peer, member.name, now, member.number, member.progress)
+        reporting = [
+            (member, member.progress)
             for member in self._context.roster.by_number()
             if member.progress is not None
+        ]
+        rows = [
+            self._sampler.take(member.peer, member.name, now, member.number, progress)
+            for member, progress in reporting
         ]
         training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
         rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
         if self._waits:
             rows = [attrs.evolve(row, **NO_STEPS) for row in rows]
-        means = {
-            **mean_figures(row.figures for row in rows if row.peer not in training),
-            **mean_figures(row.figures for row in rows if row.peer in training),
-        }
+        steps = self._context.spec.diloco.sync_every
+        for trains in (False, True):  # of a figure that contributors log, theirs is the mean
+            reports = [each for member, each in reporting if (member.peer in training) == trains]
+            self.figures |= newest_means(reports, steps)
+        fresh = {name for row in rows for name in row.figures}
+        means = {name: mean for name, mean in self.figures.items() if name in fresh}
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]
         rows = [
             row if row.peer in logging_members else attrs.evolve(row, figures={}) for row in rows

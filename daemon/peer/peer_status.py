@@ -39,7 +39,7 @@ from .trainer_service import format_failure
 
 SAMPLE_S = 2.0  # between two points of a curve
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
-    *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s", "accelerators"),
+    *("step", "tokens", "tokens_per_s", "loss", "waited_s", "stepped_s", "accelerators"),
     *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes"),
 )
 
@@ -100,6 +100,7 @@ class StatusSource:
             trainer_state=self._trainer_state(),
             limits=self.options.limits,
             mapped_port=service.ports.said,
+            metrics=progress.figures,
             **{name: getattr(progress, name) for name in PROGRESS_SHOWN},
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
 
 import numpy as np
 import trio
@@ -70,7 +69,7 @@ class TrainerService:
     _finite_s: float = field(default=-math.inf, init=False)  # when an update was finite last
     _weights_count: int = field(default=0, init=False)  # trainers and reloads so far
     _supplying: bool = field(default=False, init=False)  # initial weights were requested
-    _metrics: dict[str, float] = field(factory=dict, init=False)
+    _metrics: dict[str, m.LoggedFigure] = field(factory=dict, init=False)
     _pace: deque[tuple[float, int]] = field(factory=deque, init=False)  # recent (time, tokens)
 
     # ------------------------------------------------------------ reports from the trainer
@@ -95,7 +94,7 @@ class TrainerService:
             case m.Failing(kind=m.FailureKind.NAN):
                 self._not_finite(message.reason)
             case m.Metrics():
-                self._log(message.values)
+                self._log(message)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
 
@@ -184,11 +183,11 @@ class TrainerService:
         if self.layout is not None and self._weights_count == weights:  # else they are gone
             self._not_finite(f"round {message.round}: {reason}")
 
-    def _log(self, figures: Mapping[str, float]) -> None:
+    def _log(self, message: m.Metrics) -> None:
         """Take figures of ``run.log``; new ones replace those that were logged the longest ago."""
-        for name, value in figures.items():
+        for name, value in message.values.items():
             self._metrics.pop(name, None)
-            self._metrics[name] = value
+            self._metrics[name] = m.LoggedFigure(value, message.step)
         for name in list(self._metrics)[: -m.METRICS_MAX]:
             del self._metrics[name]
 

@@ -45,7 +45,7 @@ def finite(_instance: object, attribute: attrs.Attribute[Any], value: float) -> 
         raise ValueError(f"{attribute.name} must be finite and not negative, got {value}")
 
 
-def metrics(instance: object, attribute: Any, value: dict[str, float]) -> None:
+def metrics(instance: object, attribute: Any, value: dict[str, Any]) -> None:
     max_len(METRICS_MAX)(instance, attribute, value)  # type: ignore[arg-type]
     for each_name in value:
         name(instance, attribute, each_name)

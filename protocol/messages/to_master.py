@@ -133,6 +133,14 @@ class CopyProgress:
 
 
 @frozen
+class LoggedFigure:
+    """A figure of ``run.log``, and the step at which it was logged."""
+
+    value: float
+    step: int = field(validator=fields.count)
+
+
+@frozen
 class Progress(Message):
     """Peer: its trainer's activity, about once a second while it changes."""
 
@@ -144,13 +152,18 @@ class Progress(Message):
     bulk_sent_bytes: int = field(validator=fields.count)
     bulk_received_bytes: int = field(validator=fields.count)
     state_received_bytes: int = field(validator=fields.count)  # blocks of state
-    metrics: dict[str, float] = field(validator=fields.metrics)
+    metrics: dict[str, LoggedFigure] = field(validator=fields.metrics)
     # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of
     # it.
     waited_s: float = field(default=0.0, validator=fields.finite)
     stepped_s: float = field(default=0.0, validator=fields.finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
     accelerators: str = field(default="", validator=fields.word)  # "7 of 8 GPUs"; empty: not told
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The values of ``metrics``."""
+        return {name: figure.value for name, figure in self.metrics.items()}
 
 
 @frozen

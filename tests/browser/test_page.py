@@ -178,9 +178,14 @@ def test_a_member_that_was_away_leaves_a_gap_in_its_line(page: Page) -> None:
         lines.add({ peer: "1", name: "alder", at: 150, step: 150 }, 1);  // late
         for (let at = 50; at < 1000; at += 50)
             lines.add({ peer: "2", name: "birch", at, step: at }, at);
+        // Logged now and then; away from 230 to 330.
+        for (let at = 100; at < 400; at += 2)
+            if (at < 230 || at > 330)
+                lines.add({ peer: "3", name: "cedar", at, step: at }, at % 50 ? undefined : at);
         return [...lines.lines.values()].map((each) => each.value);
     }""")
-    assert line == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
+    assert line[:2] == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
+    assert line[2] == [100, 150, 200, None, 350]
 
 
 def test_a_rewind_is_a_banner_and_a_mark_and_a_run_that_waits_has_no_speed(page: Page) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.daemon import curves as module
 from holdfast.daemon.curves import EVERYBODY, MemberPoint, Point, member_columns
-from holdfast.daemon.sampling import UTILISATION_S, Sampler
-from holdfast.protocol.messages import COUNT_MAX, METRICS_MAX, Progress
+from holdfast.daemon.sampling import UTILISATION_S, Sampler, newest_means
+from holdfast.protocol.messages import COUNT_MAX, METRICS_MAX, LoggedFigure, Progress
 from tests.daemon.kept_history import Kept, kept
 
 __all__ = ["kept"]
@@ -194,11 +194,10 @@ def test_utilisation_is_of_the_last_seconds() -> None:
     sampler = Sampler()
 
     def utilisation(after_s: float, number: int, stepped_s: float, waited_s: float) -> float | None:
-        progress = Progress(1, 2, 3.0, 0.5, "training", 4, 5, 6, {"a": 1.0}, waited_s, stepped_s)
+        progress = Progress(1, 2, 3.0, 0.5, "training", 4, 5, 6, {}, waited_s, stepped_s)
         point = sampler.take(ALDER, "alder", BEGAN_AT + after_s, number, progress)
         assert (point.step, point.loss, point.tokens_per_s) == (1, 0.5, 3.0)
         assert (point.sent_bytes, point.received_bytes) == (4, 5)
-        assert point.figures == {"a": 1.0}
         return point.utilisation
 
     assert utilisation(0.0, 7, 3.0, 1.0) == 0.75, "of all until now"
@@ -207,3 +206,30 @@ def test_utilisation_is_of_the_last_seconds() -> None:
     assert utilisation(2 * UTILISATION_S, 7, 7.0, 9.0) == 0.25, "since the point before"
     assert utilisation(3 * UTILISATION_S, 7, 7.0, 9.0) is None, "a trainer that is paused"
     assert utilisation(3 * UTILISATION_S, 8, 1.0, 0.0) == 1.0, "another process counts anew"
+
+
+def logged(**figures: tuple[float, int]) -> Progress:
+    metrics = {name: LoggedFigure(*each) for name, each in figures.items()}
+    return Progress(9, 2, 3.0, 0.5, "training", 4, 5, 6, metrics)
+
+
+def test_a_figure_is_in_the_point_after_it_was_logged_only() -> None:
+    """Else it is a flat line from then on, as long as its script logs no other."""
+    sampler = Sampler()
+
+    def figures(number: int, progress: Progress) -> dict[str, float]:
+        return dict(sampler.take(ALDER, "alder", BEGAN_AT, number, progress).figures)
+
+    assert figures(1, logged(a=(1.0, 3), b=(2.0, 3))) == {"a": 1.0, "b": 2.0}
+    assert figures(1, logged(a=(1.0, 3), b=(2.0, 3))) == {}
+    assert figures(1, logged(a=(1.0, 8), b=(2.0, 3))) == {"a": 1.0}, "the same value, logged again"
+    assert figures(1, logged(a=(5.0, 8), b=(2.0, 3))) == {"a": 5.0}, "another at the same step"
+    assert figures(2, logged(a=(5.0, 8))) == {"a": 5.0}
+
+
+def test_a_mean_is_of_what_was_logged_last() -> None:
+    reports = [logged(a=(6.0, 0), b=(1.0, 90)), logged(a=(4.0, 0), b=(3.0, 95)), logged()]
+    assert newest_means(reports, 10) == {"a": 5.0, "b": 2.0}
+    reports[0] = logged(a=(2.0, 100), b=(1.0, 90))
+    assert newest_means(reports, 10) == {"a": 2.0, "b": 2.0}, "nobody else has logged it since"
+    assert newest_means(reports, 4)["b"] == 3.0

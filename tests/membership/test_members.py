@@ -28,6 +28,7 @@ from holdfast.protocol.messages import (
     FragmentSize,
     Heartbeat,
     Leaving,
+    LoggedFigure,
     ModelLayout,
     Open,
     Progress,
@@ -918,7 +919,7 @@ def test_status_is_plain_json_at_every_stage() -> None:
     table = Table(fragments=2)
     json.dumps(describe(table.master, table.now_s))
     table.start(A, B, spares=[C])
-    table.say(A, Progress(7, 70, 3.5, 1.25, "training", 1, 2, 3, {"lr": 0.1}))
+    table.say(A, Progress(7, 70, 3.5, 1.25, "training", 1, 2, 3, {"lr": LoggedFigure(0.1, 7)}))
     order = table.reduce(A, B)
     status = json.loads(json.dumps(describe(table.master, table.now_s)))
     assert status["counts"] == {"live": 3, "participating": 2, "contributed": 0}

@@ -21,7 +21,11 @@ from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.text import unprintable
 
-PROGRESS = m.Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": 0.5})
+PROGRESS = m.Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": m.LoggedFigure(0.5, 6)})
+
+
+def figure(value: float) -> dict[str, object]:
+    return {"value": value, "step": 1}
 
 
 def framed(name: str, fields: object) -> bytes:
@@ -73,9 +77,7 @@ def values(wanted: Any, validator: object = None) -> st.SearchStrategy[Any]:
         member = getattr(validator, "member_validator", None)
         return st.lists(values(arguments[0], member), max_size=SMALL).map(tuple)
     if origin is dict:
-        return st.dictionaries(
-            values(arguments[0]), st.floats(allow_nan=False, allow_infinity=False), max_size=SMALL
-        )
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=SMALL)
     if wanted is bool:
         return st.booleans()
     if wanted is int:
@@ -219,11 +221,11 @@ def _refused_or_message(frame: bytes) -> None:
         ({"phase": b"training"}, "Progress.phase: bytes instead of str"),
         ({"phase": "x" * 65}, "'phase' must be <= 64"),
         ({"metrics": []}, "Progress.metrics: list instead of a map"),
-        ({"metrics": {"a": -math.inf}}, "Progress.metrics['a']: -inf is not finite"),
-        ({"metrics": {b"a": 1.0}}, "bytes instead of str"),
-        ({"metrics": {"a" * 1_001: 1.0}}, "a key of 1001 characters"),
-        ({"metrics": {"a" * 65: 1.0}}, "'metrics' must be <= 64"),
-        ({"metrics": {str(n): 0.0 for n in range(33)}}, "'metrics' must be <= 32"),
+        ({"metrics": {"a": figure(-math.inf)}}, "Progress.metrics['a'].value: -inf is not finite"),
+        ({"metrics": {b"a": figure(1.0)}}, "bytes instead of str"),
+        ({"metrics": {"a" * 1_001: figure(1.0)}}, "a key of 1001 characters"),
+        ({"metrics": {"a" * 65: figure(1.0)}}, "'metrics' must be <= 64"),
+        ({"metrics": {str(n): figure(0.0) for n in range(33)}}, "'metrics' must be <= 32"),
         ({"unheard_of": 1}, "Progress.unheard_of: unknown field"),
     ],
 )
@@ -314,7 +316,7 @@ def test_refused_enums() -> None:
     [
         evolve(PROGRESS, loss=math.nan),
         evolve(PROGRESS, loss=-math.inf),
-        evolve(PROGRESS, metrics={"a": math.inf}),
+        evolve(PROGRESS, metrics={"a": m.LoggedFigure(math.inf, 1)}),
         m.Metrics(1, {"a": "b"}),  # type: ignore[dict-item]
     ],
 )

@@ -100,12 +100,17 @@ class Stage:
     def log(self, name: str, **figures: float) -> None:
         """Log figures, as a training script does with ``run.log``."""
         training = self.swarm.peers[name].service.training
-        training.trainer_sent(Metrics(0, figures))
+        training.trainer_sent(Metrics(training.progress().step, figures))
 
     def member(self, name: str) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Return the recorded columns of a member, or of the means, and its figures."""
+        """Return the recorded columns of a member, or of the means, and the values of figures."""
         peer = self.swarm.peers[name].peer if name else EVERYBODY
-        return member_columns(self.recorder.history.member_points(peer, 5_000, None, None))
+        points = self.recorder.history.member_points(peer, 5_000, None, None)
+        columns, figures = member_columns(points)
+        return columns, {
+            name: [value for value in values if value is not None]
+            for name, values in figures.items()
+        }
 
     async def commit(self, count: int) -> None:
         target = self.swarm.committed + count
@@ -329,11 +334,11 @@ async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -
         assert columns["step"][-1] > columns["step"][0]
         assert columns["sent_bytes"][-1] > 0
         assert columns["tokens_per_s"][-1] > 0
-        assert (figures["accuracy"][-1], figures["rate"][-1]) == (0.75, 1e-3)
+        assert figures == {"accuracy": [0.75], "rate": [1e-3]}, "each where it was logged"
         means, mean_figures = stage.member("")
-        assert (mean_figures["accuracy"][-1], mean_figures["rate"][-1]) == (0.5, 1e-3)
-        assert mean_figures["rank"][-1] == 7.0, "only the spare has it"
+        assert mean_figures == {"accuracy": [0.5], "rate": [1e-3], "rank": [7.0]}
         assert means["loss"][-1] is not None
+        assert stage.recorder.figures == {"accuracy": 0.5, "rate": 1e-3, "rank": 7.0}
         assert means["step"][-1] >= columns["step"][-1] - 20
         samples = [row for kind, row in stage.published if kind == "sample"]
         assert {row["name"] for row in samples[-1]} == {"mean", *"abcd"}
@@ -386,7 +391,7 @@ async def test_a_script_that_logs_ever_new_figures_keeps_its_peer_alive(tmp_path
         await stage.commit(2)
         metrics = stage.swarm.peers["a"].service.training.progress().metrics
         assert len(metrics) == METRICS_MAX
-        assert metrics["accuracy"] == 3 * METRICS_MAX - 1
+        assert metrics["accuracy"].value == 3 * METRICS_MAX - 1
         assert "figure 0" not in metrics, "those logged the longest ago make way"
 
 

@@ -142,13 +142,15 @@ export class Chart {
   }
 
   /**
-   * Draws lines: `{ label, format, tick, colour, at, step, value, thin?, dash?, scale?, low?, high? }`.
+   * Draws lines: `{ label, format, tick, colour, at, step, value, thin?, dots?, dash?, scale?, low?, high? }`.
    * `at`, `step`, `value` are of one length; a value of null is a gap. Between `low` and `high` is a band.
+   * With `dots`, points that are far enough apart are drawn on a thin line, too.
    */
   async show(lines) {
     this.#lines = lines;
     const shown = lines.filter(hasPoints);
     this.note.hidden = shown.length > 0;
+    this.note.textContent = onlyPoints(lines) || "No points yet.";
     this.box.classList.toggle("blank", shown.length === 0);
     if (shown.length === 0) {
       this.#drop();
@@ -201,7 +203,7 @@ export class Chart {
     for (const line of lines) {
       const text = (plot, value, number, index) => line.format(index === null ? newest(plot.data[number]) : value);
       const index = series.length;
-      series.push({ label: line.label, scale: line.scale ?? "y", stroke: () => colour(line.colour) + (line.thin ? FAINT : ""), width: line.thin ? 1 : 1.8, dash: line.dash, value: text, points: line.thin ? { show: false } : { size: 5 } });
+      series.push({ label: line.label, scale: line.scale ?? "y", stroke: () => colour(line.colour) + (line.thin ? FAINT : ""), width: line.thin ? 1 : 1.8, dash: line.dash, value: text, points: line.thin && !line.dots ? { show: false } : { size: 5 } });
       if (!line.low) continue;
       for (const label of ["lowest", "highest"]) {
         hidden.push(series.length);
@@ -319,6 +321,15 @@ function hasPoints({ at, step, value }) {
   const first = value.findIndex((each, index) => each !== null && x[index] !== null);
   return first >= 0 && value.some((each, index) => each !== null && x[index] !== null && x[index] !== x[first]);
 }
+
+/** Returns in words what figures show that have one point each. */
+const onlyPoints = (lines) =>
+  lines
+    .filter(({ dots }) => dots)
+    .map(({ label, format: told, value }) => [label, told, value.findLast((each) => typeof each === "number")])
+    .filter(([, , last]) => last !== undefined)
+    .map(([label, told, last]) => `${label} ${told(last)}`)
+    .join(", ");
 
 /** Returns x and the values of a line as uPlot wants them: in order, each x once. */
 function table({ at, step, value, low, high }) {

@@ -20,6 +20,9 @@ const RANGES = [
 
 /** A column or a figure over time: a line of each member, and their mean. */
 export class Lines {
+  #seen = new Map(); // peer -> the times of its last two live points
+  #away = new Set(); // peers that were away since their last value
+
   constructor(query) {
     this.query = query;
     this.mean = null;
@@ -34,16 +37,25 @@ export class Lines {
     this.leftOut = leftOut;
   }
 
-  /** Appends a live point of a member; of the mean if `peer` is empty. Returns whether there are too many points. */
+  /**
+   * Appends a live point of a member; of the mean if `peer` is empty. Returns whether there are too many points.
+   * A point without a value adds nothing, but the member was there: no gap.
+   */
   add({ peer, name, at, step }, value) {
-    if (typeof value !== "number") return false;
+    const seen = this.#seen.get(peer) ?? [];
+    const gap = this.#away.delete(peer) || isGap(seen, at);
+    if (at > (seen.at(-1) ?? 0)) this.#seen.set(peer, [...seen.slice(-1), at]);
+    if (typeof value !== "number") {
+      if (gap) this.#away.add(peer);
+      return false;
+    }
     const known = peer === "" ? this.mean : this.lines.get(peer);
     if (!known && peer !== "" && this.lines.size >= LINES_MAX) return false;
     const line = known ?? { peer, name, at: [], step: [], value: [] };
     if (peer === "") this.mean = line;
     else this.lines.set(peer, line);
     if (at <= (line.at.at(-1) ?? 0)) return false;
-    if (isGap(line.at, at)) {
+    if (gap && line.at.length) {
       line.at.push(line.at.at(-1) + 0.001);
       line.step.push(null);
       line.value.push(null);
@@ -172,7 +184,8 @@ export class History {
     let full = false;
     for (const row of rows) {
       if (row.peer !== "") full = this.#losses.add(row, row.loss) || full;
-      for (const [name, value] of Object.entries(row.figures)) full = this.#figure(name).lines.add(row, value) || full;
+      for (const name of Object.keys(row.figures)) this.#figure(name);
+      for (const [name, { lines }] of this.#figures) full = lines.add(row, row.figures[name]) || full;
     }
     if (full) this.#reload();
     else this.draw();
@@ -200,8 +213,9 @@ export class History {
           ],
     );
     for (const { lines, chart, note } of this.#figures.values()) {
-      const shown = lines.thin({ format: format.figure, tick: format.figure });
-      const mean = lines.mean && shown.length !== 1 ? [{ ...lines.mean, label: "Mean", format: format.figure, tick: format.figure, colour: "accent" }] : [];
+      const own = { format: format.figure, tick: format.figure, dots: true };
+      const shown = lines.thin(own);
+      const mean = lines.mean && shown.length !== 1 ? [{ ...lines.mean, ...own, label: "Mean", colour: "accent" }] : [];
       chart.show([...shown, ...mean]);
       leftOut(note, lines);
     }

@@ -81,7 +81,7 @@ export class MemberCharts {
       }
       const known = values.map((value, index) => value !== null || step[index] === null);
       const pick = (list) => list.filter((_each, index) => known[index]);
-      this.#charts.get(name).show([{ label: name, at: pick(at), step: pick(step), value: pick(values), format: format.figure, tick: format.figure, colour: "accent" }]);
+      this.#charts.get(name).show([{ label: name, at: pick(at), step: pick(step), value: pick(values), format: format.figure, tick: format.figure, colour: "accent", dots: true }]);
     }
   }
 }

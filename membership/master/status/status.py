@@ -161,7 +161,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "accelerators": progress.accelerators,
         "waited_s": progress.waited_s,
         "stepped_s": progress.stepped_s,
-        "metrics": dict(progress.metrics),
+        "metrics": progress.figures,
         "bytes": MemberBytes(
             bulk_sent=progress.bulk_sent_bytes,
             bulk_received=progress.bulk_received_bytes,
