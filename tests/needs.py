@@ -17,7 +17,6 @@ from attrs import frozen
 
 from benchmarks.grounds import why_no_switch
 from benchmarks.namespaces import missing_tool, why_none
-from benchmarks.postgres_server import why_no_postgres
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SKIPPED = "this machine: "  # what the reason of each such skip begins with
@@ -91,6 +90,8 @@ def switch() -> Lack:
 
 
 def postgres() -> Lack:
+    from benchmarks.postgres_server import why_no_postgres  # psycopg, which `make gpu` does not need
+
     return Lack(why_no_postgres(), package=True)
 
 
