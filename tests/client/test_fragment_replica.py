@@ -12,52 +12,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from holdfast.client.state import host_merge
-from holdfast.client.state.fragment_replica import FragmentReplica
-from holdfast.client.state.tensors import find_shared
-from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.messages import FragmentSize
+from holdfast.protocol.arena import Arena
+from tests.client.replica_bench import ReplicaBench
 
 Values = NDArray[np.float32]
 
 
-class Bench:
-    """A model as one fragment, and the daemon's side: ``share`` and the posted arena."""
-
-    def __init__(self, model: nn.Module, overlap: bool = False) -> None:
-        torch.set_grad_enabled(False)
-        self.tensors = find_shared(model)
-        floating = [each for each in self.tensors if each.spec.kind != "counter"]
-        size = FragmentSize(
-            sum(each.count for each in floating),
-            sum(each.count for each in floating if each.spec.kind == "parameter"),
-            sum(each.count for each in self.tensors if each.spec.kind == "counter"),
-        )
-        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.replica = FragmentReplica(0, self.tensors, self.shared, self.posted, overlap)
-        assert self.replica.size == size
-        self.version = 0
-        self.replica.post_present()
-        self.share(self.posted.values(0), self.posted.counters(0))
-        self.replica.load()
-
-    def share(self, values: object, counters: object = None) -> None:
-        with self.shared.writing(0, self.version):
-            self.shared.values(0)[:] = np.asarray(values, np.float32)
-            if counters is not None:
-                self.shared.counters(0)[:] = np.asarray(counters, np.int64)
-        self.version += 1
-
+class Bench(ReplicaBench):
     def post(self) -> Values:
         self.replica.post()
         return self.posted.values(0).copy()
 
-    def commit(
-        self,
-        values: object,
-        counters: object = None,
-        *,
-        contributed: bool = True,
-    ) -> None:
+    def commit(self, values: object, counters: object = None, *, contributed: bool = True) -> None:
         self.share(values, counters)
         self.replica.merge(contributed=contributed)
 
