@@ -90,7 +90,9 @@ def switch() -> Lack:
 
 
 def postgres() -> Lack:
-    from benchmarks.postgres_server import why_no_postgres  # psycopg, which `make gpu` does not need
+    from benchmarks.postgres_server import (
+        why_no_postgres,
+    )  # psycopg, which `make gpu` does not need
 
     return Lack(why_no_postgres(), package=True)
 
