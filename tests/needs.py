@@ -90,9 +90,8 @@ def switch() -> Lack:
 
 
 def postgres() -> Lack:
-    from benchmarks.postgres_server import (
-        why_no_postgres,
-    )  # psycopg, which `make gpu` does not need
+    # It imports psycopg, which most tests do not need, and `make gpu` neither.
+    from benchmarks.postgres_server import why_no_postgres
 
     return Lack(why_no_postgres(), package=True)
 
