@@ -27,7 +27,7 @@ def formula(
     """The documented formula, one rounding per operation, without blocks or scratch."""
     rate, decay = np.float32(lr), np.float32(mu)
     if mu == 0:
-        return theta - rate * d, b
+        return theta - rate * d, b.copy()
     b = decay * b + d
     return theta - rate * (d + decay * b if nesterov else b), b
 
