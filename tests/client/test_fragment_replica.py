@@ -101,17 +101,6 @@ def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     assert bench.post().tolist() == [-gained] * 5 + [0.0, 0.0]
 
 
-def test_a_merge_of_values_that_do_not_lie_in_a_row_is_the_same() -> None:
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
-    bench = Bench(model, overlap=True)
-    bench.post()
-    weight = model.get_parameter("weight")
-    weight.add_(1)
-    bench.commit([8.0] * 6)
-    assert weight.tolist() == [[9.0, 9.0]] * 3
-
-
 def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:
     model = vector([1.0])
     bench = Bench(model, overlap=True)
@@ -320,20 +309,6 @@ def test_parameters_come_before_buffers_whatever_the_order_of_the_layout() -> No
     layer.weight.fill_(7.0)
     bench = Bench(model)
     assert bench.shared.values(0).tolist() == [1.0, 0.0, 7.0, 0.0, 1.0]
-
-
-def test_tied_weights_move_once() -> None:
-    model = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
-    first, second = model[0], model[1]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    second.weight = first.weight
-    first.weight.fill_(1.0)
-    bench = Bench(model)
-    first.weight += 1.0
-    assert bench.post().tolist() == [-1.0]
-    bench.commit([4.0])
-    assert second.weight.item() == 4.0
 
 
 def test_a_weight_that_is_not_contiguous_is_merged_in_its_own_order() -> None:
