@@ -45,16 +45,23 @@ def line(value: float = 0.0, count: int = 3) -> nn.Linear:
 
 
 def move(model: nn.Module, amount: float) -> None:
-    """An inner step: every parameter grows by ``amount``."""
+    """What an inner step does: every parameter grows by ``amount``."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(amount)
 
 
-def train(run: Run, pause_s: float = 0.0) -> None:
-    """Take steps until something happens."""
+def step(run: Run, model: nn.Module, amount: float = 1.0, tokens: int = 1) -> None:
+    move(model, amount)
+    run.step(tokens=tokens)
+
+
+def train(run: Run, model: nn.Module | None = None, pause_s: float = 0.0) -> None:
+    """Take steps, of this model if one is given, until something happens."""
     deadline_s = time.monotonic() + WAIT_S
     while not run.finished and time.monotonic() < deadline_s:
+        if model is not None:
+            move(model, 1.0)
         run.step()
         time.sleep(pause_s)
 
@@ -173,14 +180,14 @@ def test_attaching_to_a_run_that_is_over() -> None:
         run.log(validation_loss=1.0)
 
 
-@pytest.mark.parametrize("fault", ["sizes", "tensors", "descriptors", "order"])
+@pytest.mark.parametrize("fault", ["more", "fewer", "tensors", "descriptors", "order"])
 def test_a_daemon_that_talks_nonsense(fault: str) -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.hear(m.TrainerHello)
         if fault == "order":
             daemon.load()
             return
-        size = m.FragmentSize(3 + (fault == "sizes"), 3, 0)
+        size = m.FragmentSize({"more": 4, "fewer": 2}.get(fault, 3), 3, 0)
         files = [create_arena_file([size]) for _ in range(2)]
         tensors = (1,) if fault == "tensors" else (0,)
         sent = files[:1] if fault == "descriptors" else files
@@ -326,10 +333,8 @@ def test_after_a_commit_the_next_delta_starts_at_zero() -> None:
         assert daemon.posted.values(0).tolist() == [-0.5] * 3
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 4.0)
-        run.step(tokens=5)
-        move(model, 0.5)
-        run.step(tokens=3)
+        step(run, model, 4.0, tokens=5)
+        step(run, model, 0.5, tokens=3)
         assert weights(model) == [0.5] * 3
 
 
@@ -347,8 +352,7 @@ def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for amount, tokens in ((1.0, 10), (2.0, 1)):
-            move(model, amount)
-            run.step(tokens=tokens)
+            step(run, model, amount, tokens=tokens)
         assert weights(model) == [4] * 3
         assert (run.global_step, run.round_count) == (2, 0)
 
@@ -366,11 +370,9 @@ def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
         daemon.commit(2, 20)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 2.0)
-        run.step(tokens=5)
+        step(run, model, 2.0, tokens=5)
         assert weights(model) == [12] * 3
-        move(model, 3.0)
-        run.step(tokens=7)
+        step(run, model, 3.0, tokens=7)
         assert weights(model) == [20] * 3
 
 
@@ -406,8 +408,7 @@ def test_two_fragments_have_rounds_of_their_own() -> None:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for _ in range(3):
-            move(model, 1.0)
-            run.step(tokens=5)
+            step(run, model, 1.0, tokens=5)
         assert [tensor.tolist() for tensor in model.parameters()] == [[[1.5, 1.5]], [[1.0, 1.0]]]
 
 
@@ -456,13 +457,11 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
         daemon.end_round(3, committed=False)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 5.0)
-        run.step(tokens=9)
+        step(run, model, 5.0, tokens=9)
         assert run.contributing
         assert weights(model) == [20] * 3
         assert run.global_step == 200
-        move(model, 2.0)
-        run.step(tokens=4)
+        step(run, model, 2.0, tokens=4)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -553,8 +552,7 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while run.round_count < 2 or not run.contributing:
-            move(model, 1.0)
-            run.step()
+            step(run, model, 1.0)
         assert weights(model) == [5] * 3
 
 
@@ -572,11 +570,9 @@ def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
         daemon.end_round(2, committed=False)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 3.0)
-        run.step(tokens=100)
+        step(run, model, 3.0, tokens=100)
         assert (run.global_step, weights(model)) == (40, [50] * 3)
-        move(model, 1.0)
-        run.step(tokens=7)
+        step(run, model, 1.0, tokens=7)
 
 
 def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
@@ -593,8 +589,7 @@ def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
         daemon.say(m.Rejected("enough"))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 8.0)
-        run.step()
+        step(run, model, 8.0)
         while run.global_step < 10:
             run.step()
         move(model, 0.5)
@@ -643,9 +638,7 @@ def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None
 
     with talking(script) as path:
         run = attach(model, socket_path=path)
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
     assert weights(model) == [6] * 3
     run.log(validation_loss=1.0)  # the daemon is gone, and that is no fault now
     run.step()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.protocol import messages as m
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
-from tests.client.test_conversation import equals, line, move, train, weights
+from tests.client.test_conversation import equals, line, step, train, weights
 
 
 class OddError(Exception):
@@ -134,8 +132,7 @@ def test_a_load_that_a_transfer_has_overtaken_waits_for_the_next_one() -> None:
         daemon.load(step=8, step_limit=9)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 0.5)
-        run.step()
+        step(run, model, 0.5)
         assert (run.global_step, weights(model)) == (8, [7.0] * 3)
 
 
@@ -152,55 +149,20 @@ def test_a_run_that_ends_before_its_last_weights_are_here_says_so() -> None:
         assert not run.finished
 
 
-KILLED_WRITER = """
-import socket, sys
-from holdfast.protocol.arena import WAITING_SLOT
-from tests.client.fake_daemon import FakeDaemon, settled
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-listener.listen()
-print(flush=True)
-daemon = FakeDaemon(listener.accept()[0])
-daemon.start(step_limit=1)
-settled(lambda: daemon.posted.slots[WAITING_SLOT])
-with daemon.shared.writing(0, 1):
-    daemon.load()
-    daemon.load()  # so that there is something left to read when it is dead
-    settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
-    print(flush=True)
-    sys.stdin.read()
-"""
+def test_a_daemon_that_dies_while_it_writes_is_gone_for_its_trainer() -> None:
+    killed = ExitStack()  # what it was in stays as it is
 
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(step_limit=1)
+        settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
+        killed.enter_context(daemon.shared.writing(0, 1))
+        daemon.load()
+        daemon.load()  # so that there is something left to read when it is dead
+        settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
 
-def test_a_daemon_that_is_killed_while_it_writes_is_gone_for_its_trainer() -> None:
-    folder = tempfile.mkdtemp(prefix="holdfast-")
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WRITER, f"{folder}/s"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    output = daemon.stdout
-    assert output is not None
-
-    def kill() -> None:
-        output.readline()  # the trainer waits for its writer
-        daemon.kill()
-
-    killer = threading.Thread(target=kill)
-    try:
-        output.readline()
-        run = attach(line(), socket_path=f"{folder}/s")
-        killer.start()
+    with killed, talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.DaemonGone):
             run.step()
-        run.close()
-        killer.join()
-        assert daemon.wait() == -signal.SIGKILL
-    finally:
-        daemon.kill()
-        daemon.communicate()
-        shutil.rmtree(folder)
 
 
 SCRIPT = """
@@ -341,9 +303,7 @@ def test_an_extended_step_limit_ends_the_wait_at_the_old_one() -> None:
         daemon.load(step=second.step, finished=True)
 
     with talking(script) as path, attach(model, socket_path=path) as run:
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 2])
@@ -376,9 +336,7 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
         daemon.say(m.Load(second.step, m.COUNT_MAX, True))
 
     with talking(script) as path, attach(model, socket_path=path) as run:
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
     assert trained
 
 
