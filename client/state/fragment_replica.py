@@ -109,7 +109,7 @@ class FragmentReplica:
     @property
     def under_way(self) -> bool:
         """An operation is not finished."""
-        return self._operation is not None
+        return self._transfer is not None
 
     def advance(self) -> None:
         """Continue the present operation as far as its transfers have arrived."""
@@ -204,7 +204,6 @@ class FragmentReplica:
         self.finish()
         self._operation = operation
         self._transfer = next(operation, None)
-        self._end_if_over()
         self.advance()
 
     def _continue(self) -> None:
@@ -212,11 +211,6 @@ class FragmentReplica:
         assert self._transfer is not None
         self._transfer.wait()
         self._transfer = next(self._operation, None)
-        self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        if self._transfer is None:
-            self._operation = None
 
     def _post(self) -> Operation:
         values = [

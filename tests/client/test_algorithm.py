@@ -22,6 +22,7 @@ from holdfast.client.hook import Run
 from holdfast.diloco.outer import outer_step
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Finished
+from tests.client import plain_model
 from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking
 
 Values = NDArray[np.float32]
@@ -272,8 +273,7 @@ def test_the_optimizers_state_stays_local_and_untouched() -> None:
 
 def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() -> None:
     tau = 3
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 1.0)
+    model = plain_model.line(1.0, count=1)
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=tau, step_limit=2)
@@ -292,9 +292,7 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         seen = []
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 0.5
-            run.step(tokens=10)
+            plain_model.step(run, model, 0.5, tokens=10)
             seen.append(model.weight.item())
         assert seen[:5] == [1.5, 2.0, 2.5, 3.0, 101.5]
         assert seen[-1] == 100.0

@@ -19,6 +19,7 @@ from holdfast.client.state import arenas
 from holdfast.client.state.copier import CudaCopier
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Finished, Posted
+from tests.client import plain_model
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 from tests.client.replica_bench import ReplicaBench
 from tests.client.slow_copier import Slow, Work
@@ -280,8 +281,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(model.weight)
+    model = plain_model.line(count=2)
     arrived, arrived_again = threading.Event(), threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
@@ -301,8 +301,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
     seen: dict[int, float] = {}
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 1
+            plain_model.move(model, 1.0)
             if run.global_step in (5, 12):
                 wait_for(arrived if run.global_step == 5 else arrived_again)
                 slow.end()
@@ -313,7 +312,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
 
 
 def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
+    model = plain_model.line(count=2)
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=3, step_limit=2)
@@ -331,8 +330,7 @@ def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> Non
 
 
 def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(model.weight)
+    model = plain_model.line(count=2)
     ended = threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
@@ -350,8 +348,7 @@ def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 1
+            plain_model.move(model, 1.0)
             run.step()
             if run.global_step == 5:
                 wait_for(ended)

@@ -19,7 +19,7 @@ from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.protocol import messages as m
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
-from tests.client.test_conversation import equals, line, step, train, weights
+from tests.client.plain_model import equals, line, step, train, weights
 
 
 class OddError(Exception):

@@ -20,18 +20,13 @@ from holdfast.client.state.trained_parameters import TrainedParameters
 from holdfast.protocol.messages import SetRole
 
 from .fake_daemon import FakeDaemon, talking
+from .plain_model import line
 
 pytestmark = pytest.mark.real_time
 
 
 def new(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
-
-
-def line(value: float = 1.0) -> nn.Linear:
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.constant_(model.weight, value)
-    return model
 
 
 @pytest.fixture
