@@ -18,7 +18,6 @@ from attrs import Factory, define, frozen
 from holdfast.membership.master.state import journal
 from holdfast.membership.master.state.journal import (
     JournalRecord,
-    RootKnown,
     RoundCommitted,
     RoundNumbered,
 )
@@ -75,13 +74,6 @@ class Parity:
                 f"version {key[1]} of fragment {key[0]} is {known[0][:12]} at {known[1]} and "
                 f"{root[:12]} at {name}"
             )
-
-    def saw_agreed(self, records: Iterable[JournalRecord]) -> None:
-        """The roots that the master's journal says were agreed on."""
-        for record in records:
-            if isinstance(record, RootKnown) and record.head.root:
-                key = (record.head.fragment, record.head.version)
-                self._compare("the journal", key, record.head.root.hex())
 
 
 # ---------------------------------------------------------------- the journal

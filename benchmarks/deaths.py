@@ -11,16 +11,14 @@ then it comes back, and two more rounds pass before the next one.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
 from benchmarks.allreduce_sections import LOSSY
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun, said_s
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running, said_s
 from benchmarks.report import Measured, Table, say
 from benchmarks.wan_lab import WanLab
 from holdfast.daemon.cli.fleet import Status
@@ -116,13 +114,9 @@ def scene(*, cut_off: bool) -> tuple[list[float], list[Death]]:
     """A run in which peers go and come back; undisturbed reductions' seconds, and the deaths."""
     found = []
     with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         WanLab([LOSSY] * (1 + len(PEERS))) as lab,
-        LabRun(lab, Path(directory), SCRIPT) as run,
+        running(lab, SCRIPT, SPEC, PEERS) as run,
     ):
-        run.start_master(SPEC)
-        for host, name in enumerate(PEERS, 1):
-            run.join_on(host, name, founder=host == 1)
         undisturbed_s = _full_rounds(run, DISCARDED_COUNT + UNDISTURBED_COUNT)[DISCARDED_COUNT:]
         for turn in range(TIMES):
             victim = 1 + turn % (len(PEERS) - 1)  # the founder stays: it is nobody special

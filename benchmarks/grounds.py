@@ -1,6 +1,6 @@
 """Where a run's processes live: hosts with addresses, made of loopback or of network namespaces.
 
-    Loopback    every host is an address of 127.77.0.0/16; nobody can be cut off from anybody
+    Loopback    every host is an address of 127.77.0.0/24; nobody can be cut off from anybody
     Switch      every host is a namespace with one Ethernet to a switch (a bridge, also in a
                 namespace of its own); root only; hosts can be cut off from each other, one way too
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, try_bridge, why_none
 
@@ -24,35 +24,8 @@ DEVICE = "eth0"
 SWITCH_HOSTS_MAX = 128
 
 
-class Ground(Protocol):
-    """The place where a run's processes are started."""
-
-    def address(self, number: int) -> str:
-        """A host's IPv4 address."""
-        ...
-
-    def command(self, number: int, argv: Sequence[str]) -> list[str]:
-        """``argv`` as it must be started to run on a host."""
-        ...
-
-    def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process on a host; ``options`` are ``subprocess.Popen``'s."""
-        ...
-
-    def inside(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """What this thread opens in the block belongs to the host's network."""
-        ...
-
-
 class Loopback:
-    """Hosts that are only addresses of this machine.
-
-    Args:
-      subnet: one of 127.77, so that several runs may be there at once.
-    """
-
-    def __init__(self, subnet: int = 0) -> None:
-        self._subnet = subnet
+    """Hosts that are only addresses of this machine."""
 
     def __enter__(self) -> Loopback:
         return self
@@ -61,7 +34,7 @@ class Loopback:
         pass
 
     def address(self, number: int) -> str:
-        return f"127.77.{self._subnet}.{number + 1}"
+        return f"127.77.0.{number + 1}"
 
     def command(self, number: int, argv: Sequence[str]) -> list[str]:
         return list(argv)
@@ -101,8 +74,6 @@ class Switch(Namespaces):
             ip("-n", host, "link", "set", "lo", "up")
             ip("-n", host, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
 
-    # ------------------------------------------------------------ Ground
-
     def address(self, number: int) -> str:
         return f"198.18.1.{number + 1}"
 
@@ -122,6 +93,9 @@ class Switch(Namespaces):
 
     def host(self, number: int) -> str:
         return self.names[1 + number]
+
+
+Ground = Loopback | Namespaces  # the place where a run's processes are started
 
 
 def why_no_switch() -> str:

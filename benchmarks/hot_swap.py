@@ -14,15 +14,13 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun, said_s
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running, said_s
 from benchmarks.report import Measured, Table, bench_parser, run_main, say, tell
 from holdfast.daemon.cli.fleet import Status
 
@@ -86,15 +84,7 @@ def swaps(times: int) -> list[Swap]:
     """So many swaps, one after the other."""
     script = [str(ONE_FRAGMENT), f"--mib={MIB}", f"--step-s={STEP_S}"]
     found = []
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
-        Loopback() as ground,
-        LabRun(ground, Path(directory), script) as run,
-    ):
-        run.start_master(SPEC)
-        hosts = {name: host for host, name in enumerate(PEERS, 1)}
-        for name, host in hosts.items():
-            run.join_on(host, name, founder=host == 1)
+    with Loopback() as ground, running(ground, script, SPEC, PEERS) as run:
         for turn in range(times):
             status = _quiet(run)
             spare = _spare(status)
@@ -102,7 +92,7 @@ def swaps(times: int) -> list[Swap]:
             victim = next(name for name in rotated if name != spare)
             found.append(_swap(run, status, victim, spare, reducing=turn % 2 == 1))
             say(f"{turn + 1}: {found[-1]}")
-            run.join_on(hosts[victim], victim)
+            run.join_on(run.hosts[victim], victim)
     return found
 
 

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running
 from benchmarks.report import BenchError, Measured, Table, bench_parser, run_main, say, tell
 from benchmarks.wan_lab import HEADER_BYTES, MTU, Host, WanLab
 from holdfast.daemon.cli.fleet import Status
@@ -150,14 +148,7 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
         "all-in": ALL_IN_STEPS,
     }
     script = [str(ONE_FRAGMENT), *(f"--{name}={value}" for name, value in options.items())]
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
-        WanLab(HOSTS) as lab,
-        LabRun(lab, Path(directory), script) as run,
-    ):
-        run.start_master(SPEC)
-        for host, name in enumerate(DONORS, 1):
-            run.join_on(host, name, founder=host == 1)
+    with WanLab(HOSTS) as lab, running(lab, script, SPEC, DONORS) as run:
         before = run.until(
             lambda s: len(reductions(s, len(DONORS))) >= DISCARDED_COUNT + BEFORE_COUNT,
             "rounds with all donors",

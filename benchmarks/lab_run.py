@@ -8,8 +8,10 @@ clock.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -104,6 +106,21 @@ class LabRun(Fleet):
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
         with self.ground.inside(self.hosts[name]):
             return super().ask(name, what, body)
+
+
+@contextmanager
+def running(
+    ground: Ground, script: Sequence[str], toml: str, peers: Sequence[str]
+) -> Iterator[LabRun]:
+    """Start a run with a master on host 0 and each of the peers on the next host."""
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
+        LabRun(ground, Path(directory), script) as run,
+    ):
+        run.start_master(toml)
+        for host, name in enumerate(peers, 1):
+            run.join_on(host, name, founder=host == 1)
+        yield run
 
 
 def said_s(status: Status, kind: str, name: str) -> float:

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
 from benchmarks.allreduce_sections import LOSSY
 from benchmarks.gloo import GlooWorker
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running
 from benchmarks.report import Measured, Table, bench_parser, listed, run_main, say, tell
 from benchmarks.wan_lab import DEVICE, Host, WanLab
 from holdfast.membership.planning.bandwidth import Bandwidth
@@ -150,16 +148,11 @@ def measure(name: str, peers: int, codec: str, congestion: str, rounds: int, glo
     profile = PROFILES[name]
     names = [f"peer{number}" for number in range(1, peers + 1)]
     script = [str(ONE_FRAGMENT), f"--values={profile.value_count}", f"--step-s={STEP_S}"]
+    spec = SPEC.format(sync_every=SYNC_EVERY, codec=codec, peers=peers, congestion=congestion)
     with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         profile.lab(peers, congestion, master=True) as lab,
-        LabRun(lab, Path(directory), script) as run,
+        running(lab, script, spec, names) as run,
     ):
-        run.start_master(
-            SPEC.format(sync_every=SYNC_EVERY, codec=codec, peers=peers, congestion=congestion)
-        )
-        for host, peer in enumerate(names, 1):
-            run.join_on(host, peer, founder=host == 1)
         first = run.reach(1, WAIT_S)["committed"]
         before = _sent(run, names)
         used_before = _processor_s(run, names)

@@ -137,6 +137,10 @@ class Namespaces:
         """The name of a host's namespace."""
         return self.names[number]
 
+    def address(self, number: int) -> str:
+        """The address that a host has itself."""
+        raise NotImplementedError
+
     def command(self, number: int, argv: Sequence[str]) -> list[str]:
         """``argv`` as it must be started to run on a host."""
         return ["nsenter", f"--net={NAMESPACES / self.host(number)}", "--", *argv]
@@ -158,22 +162,15 @@ class Namespaces:
 
         For a few sockets to what listens on the host's loopback; they stay there after the block.
         """
-        with in_network(self.host(number)):
-            yield
-
-
-@contextlib.contextmanager
-def in_network(name: str) -> Iterator[None]:
-    """Move this thread into a named network namespace for the block."""
-    with (
-        open("/proc/thread-self/ns/net") as ours,
-        open(NAMESPACES / name) as its,
-    ):
-        _set_network(its.fileno())
-        try:
-            yield
-        finally:
-            _set_network(ours.fileno())
+        with (
+            open("/proc/thread-self/ns/net") as ours,
+            open(NAMESPACES / self.host(number)) as its,
+        ):
+            _set_network(its.fileno())
+            try:
+                yield
+            finally:
+                _set_network(ours.fileno())
 
 
 def _set_network(namespace: int) -> None:

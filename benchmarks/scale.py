@@ -280,9 +280,6 @@ class LightPeer:
         # contribute.
         await self._reduce(message, _owners_of(message["owners"]))
 
-    async def _on_briefcommit(self, message: dict[str, Any]) -> None:
-        await self._on_commit(message)
-
     async def _on_reduce(self, message: dict[str, Any]) -> None:
         contributes = any(each["peer"] == self.peer for each in message["contributors"])
         owners = sorted({run["peer"] for run in message["plan"]["owners"]})
@@ -311,6 +308,8 @@ class LightPeer:
         if self.version == message["version"]:
             self.version += 1
             await self.say("Applied", {"round": message["round"], "head": self._head()})
+
+    _on_briefcommit = _on_commit
 
     def _head(self) -> dict[str, Any]:
         return {"fragment": 0, "version": self.version, "root": root_of(self.version)}

@@ -10,14 +10,12 @@ round included; without the packets' headers they are what the sockets carried.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running
 from benchmarks.report import Measured, Table, bench_parser, listed, run_main, say, tell
 from benchmarks.wan_lab import HEADER_BYTES, Host, WanLab
 
@@ -71,14 +69,9 @@ def measure(case: Case) -> dict[str, Any]:
         *(str(ONE_FRAGMENT), f"--values={case.value_count}", f"--tensors={case.fragments}"),
         *(f"--all-in={case.sync_every}", f"--step-s={case.step_s}"),
     ]
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
-        WanLab(hosts) as lab,
-        LabRun(lab, Path(directory), script) as run,
-    ):
-        run.start_master(SPEC.format(**asdict(case)))
-        for host in range(1, case.peers + 1):
-            run.join_on(host, f"peer{host}", founder=host == 1)
+    names = [f"peer{host}" for host in range(1, case.peers + 1)]
+    spec = SPEC.format(**asdict(case))
+    with WanLab(hosts) as lab, running(lab, script, spec, names) as run:
         first = run.reach(1, WAIT_S)["committed"] + case.fragments
         begin = _sent(lab, run, first)
         end = _sent(lab, run, first + PHASES * case.fragments)

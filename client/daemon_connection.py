@@ -105,16 +105,13 @@ class DaemonConnection:
         Raises:
           DaemonGone: the daemon closed the socket or died, even if unread messages remain.
         """
-        poll = select.poll()
-        poll.register(self._stream, _HANG_UP)
-        if poll.poll(PAUSE_S * 1_000):
-            raise _gone(None)
+        self.check(PAUSE_S)
 
-    def check(self) -> None:
-        """Raise DaemonGone if the daemon has ended, even if unread messages remain."""
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raise DaemonGone if the daemon ends in this time, even if unread messages remain."""
         poll = select.poll()
         poll.register(self._stream, _HANG_UP)
-        if poll.poll(0):
+        if poll.poll(wait_s * 1_000):
             raise _gone(None)
 
     def take_descriptors(self) -> list[int]:

@@ -105,12 +105,9 @@ def split(tensors: Sequence[TensorShape], fragment_count: int) -> tuple[Fragment
       fragment_count: at least 1; 1 means one fragment of everything.
 
     Raises:
-      ValueError: there is nothing to split, a kind is unknown, or there are fewer groups of
-        tensors than fragments.
+      ValueError: there is nothing to split, or there are fewer groups of tensors than fragments.
     """
-    _check(tensors)
-    if fragment_count < 1:
-        raise ValueError(f"fragment_count must be at least 1, got {fragment_count}")
+    _require_tensors(tensors)
     if fragment_count == 1:
         return (_fragment(tensors, range(len(tensors))),)
 
@@ -149,10 +146,10 @@ def grouped(
         matches dots too).
 
     Raises:
-      ValueError: there is nothing to divide, a kind is unknown, a tensor is in no group or in
-        several, or a group or one of its patterns matches no tensor; the text names it.
+      ValueError: there is nothing to divide, a tensor is in no group or in several, or a
+        pattern matches no tensor; the text names it.
     """
-    _check(tensors)
+    _require_tensors(tensors)
     bins: list[list[int]] = [[] for _ in groups]
     unused = {(number, pattern) for number, group in enumerate(groups) for pattern in group}
     for index, tensor in enumerate(tensors):
@@ -175,8 +172,6 @@ def grouped(
                     f"{pattern!r} of group {number} matches no tensor (tied tensors have the "
                     f"first of their names only; the model has {_list_names(tensors)})"
                 )
-        if not group:
-            raise ValueError(f"group {number} is empty")
     return tuple(_fragment(tensors, indices) for indices in bins)
 
 
@@ -185,10 +180,7 @@ def _list_names(tensors: Sequence[TensorShape]) -> str:
     return ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
 
 
-def _check(tensors: Sequence[TensorShape]) -> None:
-    for tensor in tensors:
-        if tensor.kind not in KINDS:
-            raise ValueError(f"tensor {tensor.name!r} is of unknown kind {tensor.kind!r}")
+def _require_tensors(tensors: Sequence[TensorShape]) -> None:
     if not tensors:
         raise ValueError("the model has no tensors to share")
 

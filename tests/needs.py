@@ -17,7 +17,6 @@ from attrs import frozen
 
 from benchmarks.grounds import why_no_switch
 from benchmarks.namespaces import missing_tool, why_none
-from benchmarks.postgres_server import why_no_postgres
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SKIPPED = "this machine: "  # what the reason of each such skip begins with
@@ -91,6 +90,9 @@ def switch() -> Lack:
 
 
 def postgres() -> Lack:
+    # It imports psycopg, which most tests do not need, and `make gpu` neither.
+    from benchmarks.postgres_server import why_no_postgres
+
     return Lack(why_no_postgres(), package=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,8 @@ def test_what_cannot_be_installed_is_said_in_one_sentence(
     (line,) = done.stderr.splitlines()
     assert "apt-get" in line
     assert "nftables" in line
+
+
+def test_tests_that_need_no_database_start_without_its_driver() -> None:
+    code = "import sys; sys.modules['psycopg'] = None; import tests.needs"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from ...protocol.arena import Arena, map_arena
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import ArenaOpened
+from .box_views import fragment_size
 from .copier import CudaCopier
 from .fragment_replica import FragmentReplica
 from .tensors import SharedTensor
@@ -57,22 +58,24 @@ class Arenas:
         indices = sorted(index for fragment in message.fragments for index in fragment)
         if indices != list(range(len(tensors))):
             raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
+        fragments = [[tensors[index] for index in fragment] for fragment in message.fragments]
+        if tuple(map(fragment_size, fragments)) != tuple(message.sizes):
+            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
+        written = None if writes is None else [tensors[index] for index in writes]
         overlap, copier = message.overlap_steps > 0, CudaCopier()
         replicas = tuple(
             FragmentReplica(
                 number,
-                [tensors[index] for index in fragment],
+                fragment,
                 shared,
                 posted,
                 overlap,
                 copier,
                 wait,
-                None if writes is None else [tensors[i] for i in fragment if i in writes],
+                written,
             )
-            for number, fragment in enumerate(message.fragments)
+            for number, fragment in enumerate(fragments)
         )
-        if tuple(replica.size for replica in replicas) != tuple(message.sizes):
-            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
         return cls(replicas, shared, posted, message.overlap_steps)
 
     @property

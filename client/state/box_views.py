@@ -1,14 +1,18 @@
-"""Views of one process's parts of a whole fragment, when several processes share the model."""
+"""Views of a process's parts of a whole fragment, of which several processes may hold boxes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
+from ...diloco.fragments import BUFFER, COUNTER, KINDS, PARAMETER
+from ...protocol.arena import Arena
+from ...protocol.messages import FragmentSize
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -16,41 +20,35 @@ Counters = NDArray[np.int64]
 Array = TypeVar("Array", Values, Counters)
 
 
+@frozen
 class BoxViews:
-    """Views of this process's parts of a whole fragment."""
+    """A process's parts of a fragment in an arena, each in its tensor's dimensions.
 
-    def __init__(
-        self,
+    Attributes:
+      values: of the floating tensors.
+      counters: of the integer tensors.
+    """
+
+    values: list[Values]
+    counters: list[Counters]
+
+    @classmethod
+    def of(
+        cls,
+        arena: Arena,
+        fragment: int,
         floating: Sequence[SharedTensor],
         integer: Sequence[SharedTensor],
-        writes: Collection[SharedTensor],
-    ) -> None:
-        self._floating = floating
-        self._integer = integer
-        self._written = {id(tensor) for tensor in writes}
-
-    def values(self, fragment: Values) -> list[Values]:
-        """Return views of a fragment's values, each in its tensor's dimensions."""
-        return _box_views(fragment, self._floating)
-
-    def counters(self, fragment: Counters) -> list[Counters]:
-        """Return views of a fragment's counters, likewise."""
-        return _box_views(fragment, self._integer)
-
-    def written(
-        self, views: Sequence[Array], tensors: Sequence[tuple[SharedTensor, slice]]
-    ) -> list[Array | None]:
-        """Return the views with None for those that another process writes."""
-        return [
-            view if id(tensor) in self._written else None
-            for view, (tensor, _) in zip(views, tensors, strict=True)
-        ]
+    ) -> BoxViews:
+        """Return the views of a fragment that consists of these tensors, in this order."""
+        values, counters = arena.values(fragment), arena.counters(fragment)
+        return cls(_box_views(values, floating), _box_views(counters, integer))
 
 
 def _box_views(fragment: Array, tensors: Sequence[SharedTensor]) -> list[Array]:
     views, start = [], 0
     for tensor in tensors:
-        end = start + whole_count(tensor)
+        end = start + _whole_count(tensor)
         view = fragment[start:end].reshape(tensor.spec.shape)
         if tensor.box is not None:
             pairs = zip(tensor.box.start, tensor.box.shape, strict=True)
@@ -60,6 +58,13 @@ def _box_views(fragment: Array, tensors: Sequence[SharedTensor]) -> list[Array]:
     return views
 
 
-def whole_count(tensor: SharedTensor) -> int:
-    """Return the number of elements of the whole tensor."""
+def _whole_count(tensor: SharedTensor) -> int:
     return math.prod(tensor.spec.shape)
+
+
+def fragment_size(tensors: Sequence[SharedTensor]) -> FragmentSize:
+    """Return the size of the fragment that consists of these tensors."""
+    counts = dict.fromkeys(KINDS, 0)
+    for tensor in tensors:
+        counts[tensor.spec.kind] += _whole_count(tensor)
+    return FragmentSize(counts[PARAMETER] + counts[BUFFER], counts[PARAMETER], counts[COUNTER])

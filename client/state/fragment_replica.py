@@ -25,22 +25,20 @@ is done at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ...diloco.merge import merged
 from ...protocol.arena import FOUNDING_VERSION, Arena, NotWholeError
-from ...protocol.messages import FragmentSize
-from .box_views import BoxViews, whole_count
+from .box_views import BoxViews
 from .copier import CudaCopier, Result, Transfer, WorkBeside
-from .host_merge import Piece, merge_pieces, pieces_of
+from .host_merge import Piece, merge_pieces, merged_tensor, pieces_of
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -48,8 +46,6 @@ Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
 Awaited = Transfer | WorkBeside[object]
 Operation = Generator[Awaited, None, None]
-Array = TypeVar("Array", Values, Counters)
-TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # The daemon refuses weights that are not finite, and masks of infinities are handled below.
 _IGNORE_NONFINITE = np.errstate(invalid="ignore", over="ignore")
@@ -93,10 +89,11 @@ class FragmentReplica:
         integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
         self._integer = _slices(integer)
-        # One process with whole tensors copies fragments as they are; several have boxes.
-        self._boxes = None if writes is None else BoxViews(floating, integer, writes)
         self._shared = shared
+        self._shared_views = BoxViews.of(shared, index, floating, integer)
         self._posted = posted
+        self._posted_views = BoxViews.of(posted, index, floating, integer)
+        self._writes = None if writes is None else {id(tensor) for tensor in writes}
         self._wait = wait
         self._overlap = overlap
         self._copier = CudaCopier() if copier is None else copier
@@ -110,19 +107,9 @@ class FragmentReplica:
         self.lost = False
 
     @property
-    def size(self) -> FragmentSize:
-        """The fragment's size by its tensors; the arenas must agree."""
-        momentum_count = sum(
-            whole_count(tensor) for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
-        )
-        value_count = sum(whole_count(tensor) for tensor, _ in self._floating)
-        counter_count = sum(whole_count(tensor) for tensor, _ in self._integer)
-        return FragmentSize(value_count, momentum_count, counter_count)
-
-    @property
     def under_way(self) -> bool:
         """An operation is not finished."""
-        return self._operation is not None
+        return self._transfer is not None
 
     def advance(self) -> None:
         """Continue the present operation as far as its transfers have arrived."""
@@ -138,12 +125,13 @@ class FragmentReplica:
 
     def post_present(self) -> None:
         """Write the tensors themselves into the posted arena, as the run's initial weights."""
+        posted = self._posted_views
         with self._writing(FOUNDING_VERSION):
-            for (tensor, _), part in zip(self._floating, self._posted_values(), strict=True):
-                if part is not None:
+            for (tensor, _), part in zip(self._floating, posted.values, strict=True):
+                if self._is_written(tensor):
                     part[...] = tensor.read().reshape(part.shape)
-            for (tensor, _), count in zip(self._integer, self._posted_counters(), strict=True):
-                if count is not None:
+            for (tensor, _), count in zip(self._integer, posted.counters, strict=True):
+                if self._is_written(tensor):
                     count[...] = tensor.counters(copy=False).cpu().numpy().reshape(count.shape)
 
     def release(self) -> None:
@@ -151,7 +139,7 @@ class FragmentReplica:
 
         They come to one step at different moments: one may have posted again before another calls.
         """
-        if self._boxes is None:
+        if self._writes is None:
             self._posted.release(self._index)
 
     def post(self) -> None:
@@ -216,7 +204,6 @@ class FragmentReplica:
         self.finish()
         self._operation = operation
         self._transfer = next(operation, None)
-        self._end_if_over()
         self.advance()
 
     def _continue(self) -> None:
@@ -224,11 +211,6 @@ class FragmentReplica:
         assert self._transfer is not None
         self._transfer.wait()
         self._transfer = next(self._operation, None)
-        self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        if self._transfer is None:
-            self._operation = None
 
     def _post(self) -> Operation:
         values = [
@@ -247,29 +229,22 @@ class FragmentReplica:
 
     def _write_post(self, taken: Parts) -> None:
         """Write the posted arena."""
+        posted, local = self._posted_views, iter(taken)
         with self._writing(self.version):
-            local = iter(taken)
-            for (tensor, place), part in zip(self._floating, self._posted_values(), strict=True):
-                now: Values = next(local).numpy()
-                if part is not None:
-                    shape = part.shape
-                    _subtract(self._anchor[place].reshape(shape), now.reshape(shape), part, tensor)
-            for count in self._posted_counters():
-                counters_here = next(local).numpy()
-                if count is not None:
-                    count[...] = counters_here.reshape(count.shape)
+            for (tensor, place), part in zip(self._floating, posted.values, strict=True):
+                now = next(local).numpy().reshape(part.shape)
+                if self._is_written(tensor):
+                    _subtract(self._anchor[place].reshape(part.shape), now, part, tensor)
+            for (tensor, _), count in zip(self._integer, posted.counters, strict=True):
+                counter = next(local).numpy().reshape(count.shape)
+                if self._is_written(tensor):
+                    count[...] = counter
 
     def _merge_here(self, *, contributed: bool) -> None:
         """Merge as ``_merge`` does, at once and in pieces: all tensors are in host memory."""
-        theta = self._shared.values(self._index)
-        sources = (
-            [theta[place] for _, place in self._floating]
-            if self._boxes is None
-            else self._boxes.values(theta)
-        )
         pieces: list[Piece] = []
         for number, ((tensor, place), source) in enumerate(
-            zip(self._floating, sources, strict=True)
+            zip(self._floating, self._shared_views.values, strict=True)
         ):
             base = torch.from_numpy(self._anchor[place])
             if contributed:
@@ -357,16 +332,9 @@ class FragmentReplica:
         Returns:
           For each tensor in 16 bits its rounding, for the others None.
         """
-        # ``merged`` uses operators only, so it works on tensors as on arrays. A float64 tensor
-        # keeps its precision.
-        rule = cast("TensorMerge", merged)
         roundings: list[torch.Tensor | None] = []
         for (tensor, _), target, base in zip(self._floating, targets, bases, strict=True):
-            local = tensor.precise_values()
-            new = rule(target, local, base)
-            if tensor.spec.kind == BUFFER:
-                # The difference of two infinities is NaN, so elements that did not move stay out.
-                new = torch.where(local == base, target, new)
+            new = merged_tensor(tensor.spec.kind, target, tensor.precise_values(), base)
             tensor.write(new)
             roundings.append(tensor.values(copy=False) - new if tensor.low_precision else None)
         return roundings
@@ -383,45 +351,28 @@ class FragmentReplica:
             _add(self._anchor[place], part.numpy())
 
     def _copy_shared(self, values: Values, counters: Counters) -> None:
-        theta = self._shared.values(self._index)
         self._copy_counters(counters)
-        if self._boxes is None:
-            np.copyto(values, theta)
-            return
-        for (_, place), part in zip(self._floating, self._boxes.values(theta), strict=True):
+        for (_, place), part in zip(self._floating, self._shared_views.values, strict=True):
             values[place].reshape(part.shape)[...] = part
 
     def _read(self, copy: Callable[[], None]) -> int:
         return self._shared.read(self._index, copy, self._wait)
 
     def _copy_counters(self, counters: Counters) -> None:
-        counts = self._shared.counters(self._index)
-        if self._boxes is None:
-            np.copyto(counters, counts)
-            return
-        for (_, place), count in zip(self._integer, self._boxes.counters(counts), strict=True):
+        for (_, place), count in zip(self._integer, self._shared_views.counters, strict=True):
             counters[place].reshape(count.shape)[...] = count
 
     # ------------------------------------------------------------ the posted arena
 
     def _writing(self, version: int) -> AbstractContextManager[None]:
         """Mark the posted fragment as being written, unless other processes write to it, too."""
-        if self._boxes is not None:
+        if self._writes is not None:
             return nullcontext()
         return self._posted.writing(self._index, version)
 
-    def _posted_values(self) -> Iterable[Values | None]:
-        """Return the floating tensors' parts of the posted arena, None for another rank's."""
-        posted = self._posted.values(self._index)
-        if self._boxes is None:
-            return [posted[place] for _, place in self._floating]
-        return self._boxes.written(self._boxes.values(posted), self._floating)
-
-    def _posted_counters(self) -> Iterable[Counters | None]:
-        posted = self._posted.counters(self._index)
-        if self._boxes is None:
-            return [posted[place] for _, place in self._integer]
-        return self._boxes.written(self._boxes.counters(posted), self._integer)
+    def _is_written(self, tensor: SharedTensor) -> bool:
+        """Return whether this process writes the tensor, and not another rank."""
+        return self._writes is None or id(tensor) in self._writes
 
 
 def _nothing() -> None:

@@ -27,6 +27,18 @@ Read = Callable[[Callable[[], None]], int]
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def merged_tensor(
+    kind: str, target: torch.Tensor, local: torch.Tensor, base: torch.Tensor
+) -> torch.Tensor:
+    """Return ``merged(target, local, base)``, in the precision of ``local``.
+
+    Elements of a buffer that did not move get the target: the difference of two infinities is NaN.
+    """
+    # ``merged`` uses operators only, so it works on tensors as on arrays.
+    new = cast("TensorMerge", merged)(target, local, base)
+    return torch.where(local == base, target, new) if kind == BUFFER else new
+
+
 @define(eq=False)
 class Piece:
     """Some values of a tensor.
@@ -92,10 +104,7 @@ def _merge_piece(piece: Piece, target: Values) -> None:
     dtype = torch.float64 if piece.local.dtype == torch.float64 else torch.float32
     local, new_shared = piece.local.to(dtype), torch.from_numpy(target)
     base = piece.base if piece.version is None else torch.from_numpy(piece.anchor)
-    new = cast("TensorMerge", merged)(new_shared, local, base)
-    if piece.tensor.spec.kind == BUFFER:
-        # The difference of two infinities is NaN, so elements that did not move stay out.
-        new = torch.where(local == base, new_shared, new)
+    new = merged_tensor(piece.tensor.spec.kind, new_shared, local, base)
     if piece.in_place:
         piece.local.copy_(new)
     else:

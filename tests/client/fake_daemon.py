@@ -24,16 +24,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import evolve
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from holdfast.diloco.fragments import TensorShape, split
 from holdfast.protocol import messages as m
 from holdfast.protocol import wire
-from holdfast.protocol.arena import MAIL_SLOT, Arena, Values, create_arena_file, map_arena
+from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 
 WAIT_S = 60.0  # for a trainer that is alive; then the test fails
 
@@ -177,8 +177,8 @@ class FakeDaemon:
         self,
         fragment: int,
         version: int,
-        values: Values | None = None,
-        counters: NDArray[np.int64] | None = None,
+        values: ArrayLike | None = None,
+        counters: ArrayLike | None = None,
     ) -> None:
         """Put a version into the shared arena."""
         with self.shared.writing(fragment, version):
@@ -196,14 +196,13 @@ class FakeDaemon:
     ) -> None:
         self.say(m.Load(step, step_limit, finished, spoilt))
 
-    def start(
-        self,
-        fragment_count: int = 1,
-        overlap_steps: int = 0,
-        step_limit: int = m.COUNT_MAX,
-    ) -> None:
-        """Run the conversation until ``attach`` returns, at the model's own weights."""
-        self.open_arenas(fragment_count, overlap_steps)
+    def start(self, fragment_count: int = 1, step_limit: int = m.COUNT_MAX, **how: Any) -> None:
+        """Run the conversation until ``attach`` returns, at the model's own weights.
+
+        Args:
+          how: see ``open_arenas``.
+        """
+        self.open_arenas(fragment_count, **how)
         self.found()
         self.load(step_limit=step_limit)
 
@@ -212,6 +211,11 @@ class FakeDaemon:
     ) -> None:
         version = self.shared.version(fragment)
         self.say(m.RoundOpened(number, fragment, version, at_step, step_limit))
+
+    def post_round(self, number: int, at_step: int, **how: int) -> m.Posted:
+        """Open a round, and receive what the trainer posts; ``how``: see ``open_round``."""
+        self.open_round(number, at_step, **how)
+        return self.hear(m.Posted)
 
     def end_round(
         self,
@@ -225,22 +229,29 @@ class FakeDaemon:
         version = self.shared.version(fragment)
         self.say(m.RoundEnded(number, fragment, committed, contributed, version, step, step_limit))
 
+    def commit(self, number: int, values: ArrayLike, fragment: int = 0, **how: Any) -> None:
+        """Put the next version into the shared arena, and end the round by it.
+
+        Args:
+          how: see ``end_round``.
+        """
+        self.share(fragment, self.shared.version(fragment) + 1, values)
+        self.end_round(number, fragment, **how)
+
     def round(
         self,
         number: int,
         at_step: int,
-        change: float | Values,
+        change: float,
         fragment: int = 0,
         step_limit: int = m.COUNT_MAX,
     ) -> m.Posted:
         """Run a round with this trainer's contribution, after which the shared values are ``-
         change``.
         """
-        self.open_round(number, at_step, fragment)
-        posted = self.hear(m.Posted)
+        posted = self.post_round(number, at_step, fragment=fragment)
         values = self.shared.values(fragment) - np.float32(change)
-        self.share(fragment, self.shared.version(fragment) + 1, values)
-        self.end_round(number, fragment, step=at_step, step_limit=step_limit)
+        self.commit(number, values, fragment, step=at_step, step_limit=step_limit)
         return posted
 
 

@@ -15,11 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.state.copier import CudaCopier
-from holdfast.client.state.fragment_replica import FragmentReplica
-from holdfast.client.state.tensors import find_shared
-from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.messages import FragmentSize
+from tests.client.replica_bench import ReplicaBench
 from tests.processes.harness import Fleet
 from tests.processes.test_sharded import train_on_one_device
 
@@ -33,24 +29,12 @@ def _on_a_gpu() -> None:
     torch.set_grad_enabled(False)
 
 
-class Bench:
+class Bench(ReplicaBench):
     def __init__(self, device: str, dtype: torch.dtype, side: int = 64) -> None:
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(side, side), nn.BatchNorm1d(side)).to(dtype)
         self.model.to(device)
-        tensors = find_shared(self.model)
-        values = sum(each.count for each in tensors if each.spec.kind != "counter")
-        buffers = sum(each.count for each in tensors if each.spec.kind == "buffer")
-        size = FragmentSize(values, values - buffers, 1)
-        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.replica = FragmentReplica(0, tensors, self.shared, self.posted, True, CudaCopier())
-        self.replica.post_present()
-        self.share(0, torch.from_numpy(self.posted.values(0)))
-        self.replica.load()
-
-    def share(self, version: int, values: torch.Tensor) -> None:
-        with self.shared.writing(0, version):
-            self.shared.values(0)[:] = values.numpy()
+        super().__init__(self.model, overlap=True)
 
     def train(self, seed: int) -> None:
         for number, parameter in enumerate(self.model.parameters()):
@@ -76,7 +60,7 @@ def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype) -> None:
             posts.append(bench.posted.values(0).tobytes())
             if not contributed:
                 bench.replica.withdraw()
-            bench.share(version, torch.from_numpy(bench.shared.values(0)) - change)
+            bench.share(torch.from_numpy(bench.shared.values(0)) - change)
             bench.replica.merge(contributed=contributed)
             bench.replica.finish()
         assert posts[0] == posts[1], f"version {version}"
@@ -117,7 +101,7 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
     bench.replica.post()
     bench.replica.finish()
     expected = weight + 8 + 3
-    bench.share(1, torch.from_numpy(bench.shared.values(0)) + 8)
+    bench.share(bench.shared.values(0) + 8)
     weight += 1
     bench.replica.merge(contributed=True)
     for _ in range(2):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from attrs import frozen
 from numpy.typing import NDArray
 from torch import nn
 
@@ -20,7 +21,8 @@ from holdfast.client.attach import attach
 from holdfast.client.hook import Run
 from holdfast.diloco.outer import outer_step
 from holdfast.protocol.arena import STEP_SLOT
-from holdfast.protocol.messages import Finished, Posted
+from holdfast.protocol.messages import Finished
+from tests.client import plain_model
 from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking
 
 Values = NDArray[np.float32]
@@ -72,27 +74,37 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
+@frozen
+class Settings:
+    """Of the outer loop: steps of a round, rounds, rate and momentum."""
+
+    every: int
+    rounds: int
+    lr: float
+    mu: float
+
+
 class Averaging:
     """The daemons of a run together: the mean by weight, then the outer step.
 
     With ``delayed`` a round takes as long as the steps up to the next one.
     """
 
-    def __init__(self, count: int, lr: float, mu: float, delayed: bool) -> None:
+    def __init__(self, count: int, settings: Settings, delayed: bool) -> None:
         self.delayed = delayed
         self.posts: list[tuple[float, Values] | None] = [None] * count
-        self.lr, self.mu = lr, mu
+        self.settings = settings
         self.barrier = threading.Barrier(count, timeout=WAIT_S)
 
-    def serve(self, number: int, every: int, rounds: int, daemon: FakeDaemon) -> None:
+    def serve(self, number: int, daemon: FakeDaemon) -> None:
+        every = self.settings.every
         daemon.open_arenas(overlap_steps=every if self.delayed else 0)
         daemon.found()  # the models start equal, so each may found
         daemon.load(step_limit=every)
         momentum = np.zeros(daemon.sizes[0].momentum_count, np.float32)
-        for round_number in range(1, rounds + 1):
+        for round_number in range(1, self.settings.rounds + 1):
             at_step = round_number * every
-            daemon.open_round(round_number, at_step)
-            posted = daemon.hear(Posted)
+            posted = daemon.post_round(round_number, at_step)
             assert (posted.step, posted.version) == (at_step, round_number - 1)
             if self.delayed:
                 settled(lambda: daemon.posted.slots[STEP_SLOT] == at_step + every)  # noqa: B023
@@ -102,9 +114,8 @@ class Averaging:
             mean = weighted_mean([post for post in self.posts if post is not None])
             self.barrier.wait()  # nobody posts again before all have read
             values = daemon.shared.values(0).copy()
-            outer_step(values, momentum, mean, self.lr, self.mu, nesterov=True)
-            daemon.share(0, round_number, values)
-            daemon.end_round(round_number, step=at_step, step_limit=at_step + every)
+            outer_step(values, momentum, mean, self.settings.lr, self.settings.mu, nesterov=True)
+            daemon.commit(round_number, values, step=at_step, step_limit=at_step + every)
         daemon.say(Finished())
 
 
@@ -135,23 +146,16 @@ def finish(run: Run) -> None:
 
 
 def train_together(
-    count: int,
-    optimizers: Optimizers,
-    *,
-    every: int,
-    rounds: int,
-    lr: float,
-    mu: float,
-    delayed: bool = False,
+    count: int, optimizers: Optimizers, settings: Settings, *, delayed: bool = False
 ) -> list[Values]:
     """Return each trainer's weights after all rounds, through hook, sockets and arenas."""
-    averaging = Averaging(count, lr, mu, delayed)
+    averaging = Averaging(count, settings, delayed)
+    steps = settings.every * (settings.rounds + delayed)
     results: list[Values | None] = [None] * count
 
     def peer(number: int) -> None:
-        script = functools.partial(averaging.serve, number, every, rounds)
-        with talking(script, stay=True) as path:
-            train(number, path, optimizers, every * (rounds + delayed), results)
+        with talking(functools.partial(averaging.serve, number), stay=True) as path:
+            train(number, path, optimizers, steps, results)
 
     threads = [threading.Thread(target=peer, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -163,16 +167,15 @@ def train_together(
     return done
 
 
-def diloco(
-    count: int, optimizers: Optimizers, *, every: int, rounds: int, lr: float, mu: float
-) -> Values:
+def diloco(count: int, optimizers: Optimizers, settings: Settings) -> Values:
     """The paper's loop, in one thread and without holdfast (arXiv 2311.08105, algorithm 1)."""
     models = [make_model() for _ in range(count)]
     inner = [optimizers(model) for model in models]
+    every, rounds = settings.every, settings.rounds
     data = [batches(number, every * rounds) for number in range(count)]
     theta = flat(models[0])
     momentum = np.zeros_like(theta)
-    rate, decay = np.float32(lr), np.float32(mu)
+    rate, decay = np.float32(settings.lr), np.float32(settings.mu)
     for round_number in range(rounds):
         posts = []
         for model, optimizer, batch in zip(models, inner, data, strict=True):
@@ -190,18 +193,17 @@ def diloco(
 
 @pytest.mark.parametrize("optimizers", [sgd, adamw])
 def test_two_trainers_are_textbook_diloco_bit_for_bit(optimizers: Optimizers) -> None:
-    settings = {"every": 5, "rounds": 6, "lr": 0.7, "mu": 0.9}
-    expected = diloco(2, optimizers, **settings)  # type: ignore[arg-type]
-    for weights in train_together(2, optimizers, **settings):  # type: ignore[arg-type]
+    settings = Settings(every=5, rounds=6, lr=0.7, mu=0.9)
+    expected = diloco(2, optimizers, settings)
+    for weights in train_together(2, optimizers, settings):
         assert weights.tobytes() == expected.tobytes()
 
 
-def delayed_diloco(
-    count: int, optimizers: Optimizers, *, every: int, rounds: int, lr: float, mu: float
-) -> Values:
+def delayed_diloco(count: int, optimizers: Optimizers, settings: Settings) -> Values:
     """Each outer step comes one round late, under the steps taken meanwhile."""
     models = [make_model() for _ in range(count)]
     inner = [optimizers(model) for model in models]
+    every, rounds = settings.every, settings.rounds
     data = [batches(number, every * (rounds + 1)) for number in range(count)]
     theta = flat(models[0])
     momentum = np.zeros_like(theta)
@@ -212,7 +214,8 @@ def delayed_diloco(
             for step in range(round_number * every, (round_number + 1) * every):
                 inner_step(model, optimizer, batch[step])
         if round_number > 0:
-            outer_step(theta, momentum, weighted_mean(posts), lr, mu, nesterov=True)
+            mean = weighted_mean(posts)
+            outer_step(theta, momentum, mean, settings.lr, settings.mu, nesterov=True)
             for model, snapshot in zip(models, snapshots, strict=True):
                 merged = torch.from_numpy(theta - (snapshot - flat(model)))
                 nn.utils.vector_to_parameters(merged, model.parameters())
@@ -225,9 +228,9 @@ def delayed_diloco(
 def test_with_the_whole_round_as_overlap_it_is_diloco_one_round_late(
     optimizers: Optimizers,
 ) -> None:
-    settings = {"every": 5, "rounds": 6, "lr": 0.7, "mu": 0.7}
-    expected = delayed_diloco(2, optimizers, **settings)  # type: ignore[arg-type]
-    for weights in train_together(2, optimizers, delayed=True, **settings):  # type: ignore[arg-type]
+    settings = Settings(every=5, rounds=6, lr=0.7, mu=0.7)
+    expected = delayed_diloco(2, optimizers, settings)
+    for weights in train_together(2, optimizers, settings, delayed=True):
         assert weights.tobytes() == expected.tobytes()
 
 
@@ -241,7 +244,7 @@ def test_one_inner_step_a_round_is_data_parallel_sgd() -> None:
         inputs = torch.cat([data[number][step][0] for number in range(count)])
         targets = torch.cat([data[number][step][1] for number in range(count)])
         inner_step(model, optimizer, (inputs, targets))
-    for weights in train_together(count, sgd, every=1, rounds=steps, lr=1.0, mu=0.0):
+    for weights in train_together(count, sgd, Settings(every=1, rounds=steps, lr=1.0, mu=0.0)):
         np.testing.assert_allclose(weights, flat(model), rtol=0, atol=1e-6)
 
 
@@ -270,23 +273,17 @@ def test_the_optimizers_state_stays_local_and_untouched() -> None:
 
 def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() -> None:
     tau = 3
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 1.0)
+    model = plain_model.line(1.0, count=1)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(overlap_steps=tau)
-        daemon.found()
-        daemon.load(step_limit=2)
-        daemon.open_round(1, at_step=2, step_limit=2)
-        assert daemon.hear(Posted).step == 2
+        daemon.start(overlap_steps=tau, step_limit=2)
+        assert daemon.post_round(1, at_step=2, step_limit=2).step == 2
         assert daemon.posted.values(0).tolist() == [-1.0]
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 2 + tau)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 2 + tau  # and not a step further
-        daemon.share(0, 1, np.array([100.0], np.float32))
-        daemon.end_round(1, step=2, step_limit=6)
-        daemon.open_round(2, at_step=6)
-        posted = daemon.hear(Posted)
+        daemon.commit(1, 100.0, step=2, step_limit=6)
+        posted = daemon.post_round(2, at_step=6)
         assert (posted.tokens, posted.version) == (4 * 10, 1)
         assert daemon.posted.values(0).tolist() == [-2.0]  # the steps since the first post
         daemon.end_round(2, committed=False)
@@ -295,48 +292,7 @@ def test_overlap_trains_on_while_the_round_runs_and_blocks_when_it_is_used_up() 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         seen = []
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 0.5
-            run.step(tokens=10)
+            plain_model.step(run, model, 0.5, tokens=10)
             seen.append(model.weight.item())
         assert seen[:5] == [1.5, 2.0, 2.5, 3.0, 101.5]
         assert seen[-1] == 100.0
-
-
-def arrived(daemon: FakeDaemon, step: int) -> bool:
-    return int(daemon.posted.slots[STEP_SLOT]) >= step
-
-
-def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None:
-    """``delayed``: a phase's steps are posted at its end, and counted at the end of the next
-    one.
-    """
-    phase = 2
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 1.0)
-
-    def script(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(overlap_steps=phase)
-        daemon.found()
-        daemon.load(step_limit=phase)
-        for number, result in ((1, 100.0), (2, 200.0)):
-            at_step = number * phase
-            daemon.open_round(number, at_step=at_step, step_limit=at_step + phase + 1)
-            posted = daemon.hear(Posted)
-            assert (posted.step, posted.tokens) == (at_step, phase * 10)
-            assert daemon.posted.values(0).tolist() == [-1.0]  # this phase's steps and no others
-            settled(functools.partial(arrived, daemon, at_step + phase))
-            assert daemon.hears_nothing()
-            assert daemon.posted.slots[STEP_SLOT] == at_step + phase
-            daemon.share(0, number, np.array([result], np.float32))
-            daemon.end_round(number, step=at_step, step_limit=at_step + phase)
-        daemon.say(Finished())
-
-    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        seen = []
-        while not run.finished:
-            with torch.no_grad():
-                model.weight += 0.5
-            run.step(tokens=10)
-            seen.append(model.weight.item())
-        assert seen[:5] == [1.5, 2.0, 2.5, 101.0, 101.5]

@@ -18,8 +18,8 @@ from torch import nn
 
 from holdfast.client.state.fragment_replica import FragmentReplica
 from holdfast.client.state.tensors import SharedTensor, find_shared
-from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, TensorBox
+from tests.client.replica_bench import arenas_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -88,11 +88,10 @@ class Side:
     def __init__(
         self,
         ranks: Sequence[Sequence[SharedTensor]],
-        size: FragmentSize,
         overlap: bool,
     ) -> None:
         self.ranks = ranks
-        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in "ab")
+        self.shared, self.posted = arenas_of(ranks[0])
         several = len(ranks) > 1
         written: set[object] = set()
         self.replicas = []
@@ -155,15 +154,9 @@ def test_ranks_do_what_one_process_does(
 ) -> None:
     whole = find_shared(Model(rows, dtype))
     cuts = [cut(tensor, dimension, count) for tensor in whole]
-    floating = [each for each in whole if each.spec.kind != "counter"]
-    size = FragmentSize(
-        sum(each.count for each in floating),
-        sum(each.count for each in floating if each.spec.kind == "parameter"),
-        sum(each.count for each in whole if each.spec.kind == "counter"),
-    )
-    one = Side([whole], size, overlap)
-    many = Side([list(rank) for rank in zip(*cuts, strict=True)], size, overlap)
-    assert all(replica.size == size for replica in many.replicas)
+    one = Side([whole], overlap)
+    many = Side([list(rank) for rank in zip(*cuts, strict=True)], overlap)
+    assert many.shared.sizes == one.shared.sizes == (FragmentSize(7 * rows + 4, 7 * rows + 1, 4),)
     version, posted = 0, False
 
     def share(values: np.ndarray[tuple[int], np.dtype[np.float32]], counters: object) -> None:

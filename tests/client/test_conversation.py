@@ -35,37 +35,7 @@ from holdfast.protocol.arena import (
 )
 from holdfast.protocol.errors import RemoteProtocolError
 from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking, wait_for
-
-
-def line(value: float = 0.0, count: int = 3) -> nn.Linear:
-    """A model of ``count`` equal weights."""
-    model = nn.Linear(count, 1, bias=False)
-    nn.init.constant_(model.weight, value)
-    return model
-
-
-def move(model: nn.Module, amount: float) -> None:
-    """An inner step: every parameter grows by ``amount``."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(amount)
-
-
-def train(run: Run, pause_s: float = 0.0) -> None:
-    """Take steps until something happens."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not run.finished and time.monotonic() < deadline_s:
-        run.step()
-        time.sleep(pause_s)
-
-
-def weights(model: nn.Linear) -> list[float]:
-    return [float(value) for value in model.weight.detach().reshape(-1)]
-
-
-def equals(model: nn.Linear, value: float) -> bool:
-    return all(weight == value for weight in weights(model))
-
+from tests.client.plain_model import equals, line, move, step, train, weights
 
 # ---------------------------------------------------------------- attaching
 
@@ -101,7 +71,7 @@ def test_a_joiner_takes_the_runs_weights_and_step() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
-        daemon.share(0, 7, np.array([4, 5, 6], np.float32))
+        daemon.share(0, 7, [4, 5, 6])
         daemon.load(step=700)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
@@ -118,12 +88,6 @@ def test_the_hello_says_who_and_what() -> None:
 
     with talking(script) as path, pytest.raises(holdfast.AttachRefused, match="that will do"):
         attach(line(), socket_path=path)
-
-
-def test_without_a_daemon_the_error_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_SOCKET", raising=False)
-    with pytest.raises(holdfast.NoDaemonError, match=r"holdfast join INVITE -- python train.py"):
-        attach(line())
 
 
 def test_a_socket_without_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +133,7 @@ def test_attaching_to_a_run_that_is_over() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
-        daemon.share(0, 3, np.full(3, 9, np.float32))
+        daemon.share(0, 3, 9)
         daemon.load(step=300, finished=True)
 
     with talking(script) as path, attach(model, socket_path=path) as run:
@@ -179,14 +143,14 @@ def test_attaching_to_a_run_that_is_over() -> None:
         run.log(validation_loss=1.0)
 
 
-@pytest.mark.parametrize("fault", ["sizes", "tensors", "descriptors", "order"])
+@pytest.mark.parametrize("fault", ["more", "fewer", "tensors", "descriptors", "order"])
 def test_a_daemon_that_talks_nonsense(fault: str) -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.hear(m.TrainerHello)
         if fault == "order":
             daemon.load()
             return
-        size = m.FragmentSize(3 + (fault == "sizes"), 3, 0)
+        size = m.FragmentSize({"more": 4, "fewer": 2}.get(fault, 3), 3, 0)
         files = [create_arena_file([size]) for _ in range(2)]
         tensors = (1,) if fault == "tensors" else (0,)
         sent = files[:1] if fault == "descriptors" else files
@@ -302,15 +266,13 @@ def test_a_round_posts_the_delta_and_takes_the_new_weights(
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=2)
-        daemon.open_round(1, at_step=2)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(1, at_step=2)
         assert 0.0 < posted.step_s < 1.0
         assert evolve(posted, step_s=0.0) == m.Posted(1, 0, version=0, tokens=20, step=2)
         assert daemon.posted.values(0).tolist() == [-4, -4, -4]  # anchor minus local
         wait_for(waiting)
         assert daemon.hears_nothing()  # it waits for the outcome
-        daemon.share(0, 1, np.array([7, 8, 9], np.float32))
-        daemon.end_round(1, step=5)
+        daemon.commit(1, [7, 8, 9], step=5)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         monkeypatch.setattr(DaemonConnection, "receive", observed)
@@ -334,10 +296,8 @@ def test_after_a_commit_the_next_delta_starts_at_zero() -> None:
         assert daemon.posted.values(0).tolist() == [-0.5] * 3
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 4.0)
-        run.step(tokens=5)
-        move(model, 0.5)
-        run.step(tokens=3)
+        step(run, model, 4.0, tokens=5)
+        step(run, model, 0.5, tokens=3)
         assert weights(model) == [0.5] * 3
 
 
@@ -346,19 +306,16 @@ def test_an_aborted_round_changes_nothing_and_the_delta_comes_again() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
+        daemon.post_round(1, at_step=1)
         daemon.end_round(1, committed=False, step=9, step_limit=2)
-        daemon.open_round(2, at_step=2)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(2, at_step=2)
         assert (posted.tokens, posted.version, posted.step) == (11, 0, 2)
         assert daemon.posted.values(0).tolist() == [-3] * 3
         daemon.end_round(2, committed=False)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for amount, tokens in ((1.0, 10), (2.0, 1)):
-            move(model, amount)
-            run.step(tokens=tokens)
+            step(run, model, amount, tokens=tokens)
         assert weights(model) == [4] * 3
         assert (run.global_step, run.round_count) == (2, 0)
 
@@ -368,23 +325,17 @@ def test_an_excluded_trainer_keeps_its_delta_on_top_of_the_commit() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
-        daemon.share(0, 1, np.full(3, 10, np.float32))
-        daemon.end_round(1, contributed=False, step_limit=2)
-        daemon.open_round(2, at_step=2)
-        posted = daemon.hear(m.Posted)
+        daemon.post_round(1, at_step=1)
+        daemon.commit(1, 10, contributed=False, step_limit=2)
+        posted = daemon.post_round(2, at_step=2)
         assert (posted.tokens, posted.version) == (12, 1)
         assert daemon.posted.values(0).tolist() == [-5] * 3  # both steps' worth
-        daemon.share(0, 2, np.full(3, 20, np.float32))
-        daemon.end_round(2)
+        daemon.commit(2, 20)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 2.0)
-        run.step(tokens=5)
+        step(run, model, 2.0, tokens=5)
         assert weights(model) == [12] * 3
-        move(model, 3.0)
-        run.step(tokens=7)
+        step(run, model, 3.0, tokens=7)
         assert weights(model) == [20] * 3
 
 
@@ -395,8 +346,7 @@ def test_a_commit_that_comes_without_its_round_is_merged_all_the_same() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
         wait_for(moved)
-        daemon.share(0, 1, np.full(3, 10, np.float32))
-        daemon.end_round(1, contributed=False, step=4)
+        daemon.commit(1, 10, contributed=False, step=4)
         daemon.round(2, 1, change=1.0)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
@@ -405,44 +355,6 @@ def test_a_commit_that_comes_without_its_round_is_merged_all_the_same() -> None:
         while run.round_count < 2:
             run.step()
         assert weights(model) == [9] * 3
-
-
-def test_a_round_is_posted_at_the_first_step_boundary_at_or_after_its_step() -> None:
-    model = line()
-    late = threading.Event()
-
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start()
-        wait_for(late)
-        daemon.open_round(1, at_step=3)
-        assert daemon.hear(m.Posted).step >= 5
-        daemon.end_round(1, committed=False)
-        daemon.say(m.Finished())
-
-    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        for _ in range(4):
-            run.step()
-        late.set()
-        while not run.finished:
-            run.step()
-
-
-def test_the_new_weights_are_the_shared_ones_bit_for_bit() -> None:
-    model = line(0.1, count=64)
-    theta = np.random.default_rng(1).standard_normal(64).astype(np.float32) * np.float32(1e-3)
-    theta[:4] = [-0.0, 1e-42, -1e-45, 3.4e38]
-
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
-        daemon.share(0, 1, theta)
-        daemon.end_round(1)
-
-    with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 0.3)
-        run.step()
-        assert model.weight.detach().numpy().tobytes() == theta.tobytes()
 
 
 def test_two_fragments_have_rounds_of_their_own() -> None:
@@ -459,8 +371,7 @@ def test_two_fragments_have_rounds_of_their_own() -> None:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         for _ in range(3):
-            move(model, 1.0)
-            run.step(tokens=5)
+            step(run, model, 1.0, tokens=5)
         assert [tensor.tolist() for tensor in model.parameters()] == [[[1.5, 1.5]], [[1.0, 1.0]]]
 
 
@@ -468,14 +379,11 @@ def test_the_trainer_does_not_go_beyond_the_hold_step() -> None:
     model = line()
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.open_arenas()
-        daemon.found()
-        daemon.load(step_limit=3)
+        daemon.start(step_limit=3)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 3)
         assert daemon.hears_nothing()
         assert daemon.posted.slots[STEP_SLOT] == 3
-        daemon.open_round(1, at_step=3, step_limit=5)
-        assert daemon.hear(m.Posted).step == 3
+        assert daemon.post_round(1, at_step=3, step_limit=5).step == 3
         daemon.end_round(1, committed=False, step_limit=6)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 6)
         assert daemon.hears_nothing()
@@ -501,26 +409,22 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
         for version in (1, 2):
             daemon.open_round(version, at_step=0)
             assert daemon.hears_nothing()  # it posts nothing
-            daemon.share(0, version, np.full(3, 10.0 * version, np.float32))
-            daemon.end_round(version, contributed=False, step=100 * version)
+            daemon.commit(version, 10.0 * version, contributed=False, step=100 * version)
             settled(functools.partial(equals, model, 10.0 * version))
         assert daemon.posted.slots[STEP_SLOT] == 200
         daemon.load(step=200, step_limit=201)
         daemon.say(m.SetRole(True, ""))
-        daemon.open_round(3, at_step=201)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(3, at_step=201)
         assert (posted.tokens, posted.version, posted.step) == (4, 2, 201)
         assert daemon.posted.values(0).tolist() == [-2] * 3  # the warm-up step is not in it
         daemon.end_round(3, committed=False)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 5.0)
-        run.step(tokens=9)
+        step(run, model, 5.0, tokens=9)
         assert run.contributing
         assert weights(model) == [20] * 3
         assert run.global_step == 200
-        move(model, 2.0)
-        run.step(tokens=4)
+        step(run, model, 2.0, tokens=4)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -545,8 +449,7 @@ def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: 
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         daemon.load(step=0, step_limit=1)
         daemon.say(m.SetRole(True, ""))
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
+        daemon.post_round(1, at_step=1)
         daemon.load(step=1, step_limit=1)  # a resync
         daemon.end_round(1, committed=False, step_limit=9)
 
@@ -607,14 +510,12 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
         daemon.start(step_limit=1)
         daemon.round(1, 1, change=1.0)
         daemon.say(m.SetRole(False, "a faster one came"))
-        daemon.share(0, 2, np.full(3, 5, np.float32))
-        daemon.end_round(2, contributed=False)
+        daemon.commit(2, 5, contributed=False)
         daemon.say(m.SetRole(True, ""))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while run.round_count < 2 or not run.contributing:
-            move(model, 1.0)
-            run.step()
+            step(run, model, 1.0)
         assert weights(model) == [5] * 3
 
 
@@ -623,22 +524,18 @@ def test_a_resync_replaces_the_weights_and_drops_delta_and_tokens() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)  # now it waits
-        daemon.share(0, 4, np.full(3, 50, np.float32))
+        daemon.post_round(1, at_step=1)  # now it waits
+        daemon.share(0, 4, 50)
         daemon.load(step=40, step_limit=41)
-        daemon.open_round(2, at_step=41)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(2, at_step=41)
         assert (posted.version, posted.tokens, posted.step) == (4, 7, 41)
         assert daemon.posted.values(0).tolist() == [-1] * 3
         daemon.end_round(2, committed=False)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 3.0)
-        run.step(tokens=100)
+        step(run, model, 3.0, tokens=100)
         assert (run.global_step, weights(model)) == (40, [50] * 3)
-        move(model, 1.0)
-        run.step(tokens=7)
+        step(run, model, 1.0, tokens=7)
 
 
 def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
@@ -647,18 +544,15 @@ def test_a_round_posted_before_a_resync_does_not_count_as_posted() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=5, step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
-        daemon.share(0, 3, np.full(3, 30, np.float32))
+        daemon.post_round(1, at_step=1)
+        daemon.share(0, 3, 30)
         daemon.load(step=10, step_limit=11)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 11)
-        daemon.share(0, 4, np.full(3, 40, np.float32))
-        daemon.end_round(1, contributed=True, step=11, step_limit=11)
+        daemon.commit(1, 40, contributed=True, step=11, step_limit=11)
         daemon.say(m.Rejected("enough"))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 8.0)
-        run.step()
+        step(run, model, 8.0)
         while run.global_step < 10:
             run.step()
         move(model, 0.5)
@@ -682,8 +576,7 @@ def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
         went_on_from = int(daemon.posted.slots[STEP_SLOT])
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= went_on_from + 5)
         assert daemon.hears_nothing(), "it posts once"
-        daemon.share(0, 1, np.full(3, 6, np.float32))
-        daemon.end_round(1, contributed=True, step=100, step_limit=200)
+        daemon.commit(1, 6, contributed=True, step=100, step_limit=200)
         daemon.say(m.Finished())
 
     with talking(script) as path, attach(model, socket_path=path) as run:
@@ -694,33 +587,6 @@ def test_a_round_that_waits_is_posted_for_at_the_next_step_and_once() -> None:
     assert posted[0].tokens == 10 * posted[0].step, "what was trained until then, no more"
 
 
-def test_steps_of_the_run_that_a_slow_trainer_skips_take_none_of_its_overlap() -> None:
-    model = nn.Sequential(line(1.0, 2), line(2.0, 2))
-
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start(fragment_count=2, overlap_steps=10, step_limit=1)
-        daemon.open_round(1, at_step=1, fragment=0)
-        assert daemon.hear(m.Posted).step == 1
-        settled(lambda: daemon.posted.slots[STEP_SLOT] >= 5)
-        daemon.open_round(2, at_step=0, fragment=1)
-        second = daemon.hear(m.Posted).step
-        # It goes no further than ten steps from the first post.
-        settled(lambda: waits_at(daemon) == 11)
-        daemon.share(0, 1, np.zeros(2, np.float32))
-        daemon.end_round(1, fragment=0, step=50, step_limit=200)
-        settled(lambda: waits_at(daemon) == 50 + second - 1)
-        daemon.say(m.Finished())
-
-    with talking(script) as path, attach(model, socket_path=path) as run:
-        train(run, pause_s=0.001)
-
-
-def waits_at(daemon: FakeDaemon) -> int | None:
-    """Return the step at which a trainer waits, or None."""
-    slots = daemon.posted.slots
-    return int(slots[STEP_SLOT]) if slots[WAITING_SLOT] else None
-
-
 # ---------------------------------------------------------------- the end
 
 
@@ -729,17 +595,13 @@ def test_the_end_leaves_the_runs_weights_in_the_model_and_no_traceback() -> None
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=3, step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
-        daemon.share(0, 1, np.full(3, 6, np.float32))
-        daemon.end_round(1)
+        daemon.post_round(1, at_step=1)
+        daemon.commit(1, 6)
         daemon.say(m.Finished())
 
     with talking(script) as path:
         run = attach(model, socket_path=path)
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
     assert weights(model) == [6] * 3
     run.log(validation_loss=1.0)  # the daemon is gone, and that is no fault now
     run.step()
@@ -773,9 +635,29 @@ def test_the_daemon_sees_the_end_even_if_a_forked_worker_still_has_the_socket() 
         assert theirs.recv(1) == b""
 
 
-def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:
-    with talking(FakeDaemon.start) as path, attach(line(), socket_path=path) as run:
-        with pytest.raises(holdfast.DaemonGone, match="no longer part of the run"):
+@pytest.mark.parametrize(
+    ("last", "error", "words"),
+    [
+        (None, holdfast.DaemonGone, "no longer part of the run"),
+        (m.RoundOpened(1, 0, 0, 1, m.COUNT_MAX), holdfast.DaemonGone, "no longer part of the run"),
+        (m.Rejected("it is not finite"), holdfast.AttachRefused, "it is not finite"),
+        (m.Heartbeat(1), RemoteProtocolError, "Heartbeat"),
+        (m.RoundEnded(1, 0, True, False, 5, 0, 2**40), RemoteProtocolError, "version 5"),
+    ],
+    ids=["gone", "gone while it waits", "refused", "not for a trainer", "not in the arena"],
+)
+def test_what_ends_a_trainer_is_raised_by_its_step(
+    last: m.Message | None, error: type[Exception], words: str
+) -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        if last is not None:
+            daemon.say(last)
+        if isinstance(last, m.RoundOpened):
+            daemon.hear(m.Posted)
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(error, match=words):
             train(run, pause_s=0.001)
 
 
@@ -797,54 +679,12 @@ def test_a_daemon_that_dies_is_one_error_and_not_a_chain_of_them() -> None:
         assert shown.count("Traceback (most recent call last)") == 1
 
 
-def test_a_daemon_that_dies_while_the_trainer_waits() -> None:
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
-
-    with talking(script) as path, attach(line(), socket_path=path) as run:
-        with pytest.raises(holdfast.DaemonGone):
-            train(run)
-
-
-def test_a_rejection_in_the_middle_is_raised_with_its_reason() -> None:
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start()
-        daemon.say(m.Rejected("its updates are not finite"))
-
-    with talking(script) as path, attach(line(), socket_path=path) as run:
-        with pytest.raises(holdfast.AttachRefused, match="its updates are not finite"):
-            train(run)
-
-
-def test_a_message_that_is_no_business_of_a_trainers() -> None:
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start()
-        daemon.say(m.Heartbeat(1))
-
-    with talking(script) as path, attach(line(), socket_path=path) as run:
-        with pytest.raises(RemoteProtocolError, match="Heartbeat"):
-            train(run)
-
-
-def test_a_commit_that_the_arena_does_not_hold() -> None:
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start()
-        daemon.say(m.RoundEnded(1, 0, True, False, 5, 0, 2**40))
-
-    with talking(script) as path, attach(line(), socket_path=path) as run:
-        with pytest.raises(RemoteProtocolError, match="version 5"):
-            train(run)
-
-
 def test_ctrl_c_works_while_the_trainer_waits() -> None:
     main_thread = threading.get_ident()
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.open_round(1, at_step=1)
-        daemon.hear(m.Posted)
+        daemon.post_round(1, at_step=1)
         assert daemon.hears_nothing()
         signal.pthread_kill(main_thread, signal.SIGINT)
 
@@ -862,8 +702,6 @@ def test_importing_holdfast_does_not_import_torch() -> None:
         "import sys, holdfast\n"
         "holdfast.NoDaemonError, holdfast.AttachRefused\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
-        "holdfast.attach\n"
-        "assert 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd="/")
 

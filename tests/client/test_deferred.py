@@ -17,18 +17,16 @@ from torch import nn
 from holdfast.client.attach import attach
 from holdfast.client.state import arenas
 from holdfast.client.state.copier import CudaCopier
-from holdfast.client.state.fragment_replica import FragmentReplica
-from holdfast.client.state.tensors import find_shared
-from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
-from holdfast.protocol.messages import Finished, FragmentSize, Posted
+from holdfast.protocol.arena import STEP_SLOT
+from holdfast.protocol.messages import Finished, Posted
+from tests.client import plain_model
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
+from tests.client.replica_bench import ReplicaBench
 from tests.client.slow_copier import Slow, Work
 
 
-class Bench:
-    """A model of one fragment with a counter and statistics, and the daemon's side of its
-    arenas.
-    """
+class Bench(ReplicaBench):
+    """A model with a counter and statistics."""
 
     def __init__(
         self, copier: CudaCopier | None, dtype: torch.dtype = torch.float32, overlap: bool = True
@@ -39,24 +37,17 @@ class Bench:
         model.weight = self.weight
         model.register_buffer("statistics", torch.zeros(2))
         model.register_buffer("seen", self.seen)
-        size = FragmentSize(6, 4, 1)
-        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.replica = FragmentReplica(
-            0, find_shared(model), self.shared, self.posted, overlap, copier
-        )
-        self.version = -1
-        self.share(0.0)
-        self.replica.load()
+        super().__init__(model, overlap, copier)
 
     def train(self, amount: float) -> None:
         self.weight.add_(amount)
         self.seen += 1
 
-    def share(self, change: float) -> None:
-        self.version += 1
-        with self.shared.writing(0, self.version):
-            self.shared.values(0)[:4] += np.float32(change)
-            self.shared.counters(0)[:] = self.version
+    def move(self, change: float) -> None:
+        """Share the next version, whose weights differ by ``change``."""
+        values = self.shared.values(0).copy()
+        values[:4] += np.float32(change)
+        self.share(values, [self.version])
 
     def now(self) -> list[float]:
         values: list[float] = self.weight.tolist()
@@ -98,7 +89,7 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     bench.replica.post()
     bench.replica.finish()
     bench.train(0.5)
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.merge(contributed=True)
     assert bench.replica.version == 1
     bench.train(0.25)
@@ -119,7 +110,7 @@ def test_the_next_operation_finishes_the_present_one() -> None:
     bench.train(1.0)
     bench.replica.post()
     bench.train(0.5)
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.withdraw()  # it was late: the run went on without it
     assert bench.replica.written
     bench.replica.merge(contributed=False)
@@ -134,12 +125,12 @@ def test_a_load_drops_the_present_operation(operation: str) -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
-    bench.share(8.0)
+    bench.move(8.0)
     if operation == "post":
         bench.replica.post()
     else:
         bench.replica.merge(contributed=False)
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.load()
     slow.end()
     bench.replica.advance()
@@ -156,7 +147,7 @@ def test_a_load_waits_for_the_thread_that_reads_the_anchor(work: Work) -> None:
     bench.replica.post()
     slow.end()
     bench.replica.advance()  # the tensors are here: the thread subtracts them from the anchor
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.load()
     assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2, "as of the anchor before"
     slow.end()
@@ -172,7 +163,7 @@ def test_a_merge_whose_version_is_replaced_meanwhile_takes_the_newer_one() -> No
     bench.replica.post()
     bench.replica.finish()
     bench.train(0.5)
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.merge(contributed=True)
     assert bench.replica.version == 1
     with bench.shared.writing(0, 2):  # the daemon writes while the thread reads
@@ -187,7 +178,7 @@ def test_a_merge_whose_fragment_is_fetched_meanwhile_is_given_up() -> None:
     slow = Slow("late")
     bench = Bench(slow)
     bench.train(1.0)
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.merge(contributed=False)
     with pytest.raises(OSError, match="transfer"), bench.shared.writing(0, 2):
         raise OSError("a transfer failed")
@@ -195,7 +186,7 @@ def test_a_merge_whose_fragment_is_fetched_meanwhile_is_given_up() -> None:
     assert bench.replica.lost
     assert bench.replica.version == 0, "the anchor's"
     assert bench.now() == [1.0] * 4
-    bench.share(8.0)
+    bench.move(8.0)
     bench.replica.load()
     assert not bench.replica.lost
     assert bench.now() == [16.0] * 4
@@ -217,7 +208,7 @@ def test_the_thread_does_what_is_done_at_once() -> None:
             bench.train(0.5)
             bench.replica.advance()
             bench.replica.finish()
-            bench.share(0.25)
+            bench.move(0.25)
             bench.replica.merge(contributed=round_number % 3 != 0)
             if round_number % 5 == 0:
                 bench.replica.load()
@@ -265,7 +256,7 @@ def test_late_copies_change_nothing_but_the_time(
                 if is_posted and not contributed:
                     bench.replica.withdraw()
                 if move != "abort":
-                    bench.share(amount)
+                    bench.move(amount)
                     bench.replica.merge(contributed=contributed)
             bench.replica.advance()
         if move in ("commit", "exclude", "abort", "load"):
@@ -290,8 +281,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(model.weight)
+    model = plain_model.line(count=2)
     arrived, arrived_again = threading.Event(), threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
@@ -302,8 +292,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
         arrived.set()
         assert daemon.hear_posted() == Posted(1, 0, 0, tokens=20, step=2)
         assert daemon.posted.values(0).tolist() == [-2.0, -2.0]
-        daemon.share(0, 1, np.full(2, 64, np.float32))
-        daemon.end_round(1, step=2, step_limit=20)
+        daemon.commit(1, np.full(2, 64, np.float32), step=2, step_limit=20)
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 12)
         arrived_again.set()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 20)
@@ -312,8 +301,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
     seen: dict[int, float] = {}
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 1
+            plain_model.move(model, 1.0)
             if run.global_step in (5, 12):
                 wait_for(arrived if run.global_step == 5 else arrived_again)
                 slow.end()
@@ -324,7 +312,7 @@ def test_the_daemon_is_told_when_the_copy_has_come_of_the_step_that_it_is_of(slo
 
 
 def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
+    model = plain_model.line(count=2)
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=3, step_limit=2)
@@ -342,8 +330,7 @@ def test_who_must_wait_for_the_round_waits_for_the_copy_first(slow: Slow) -> Non
 
 
 def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow: Slow) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(model.weight)
+    model = plain_model.line(count=2)
     ended = threading.Event()
 
     def script(daemon: FakeDaemon) -> None:
@@ -361,8 +348,7 @@ def test_a_round_that_ended_before_the_copy_came_is_not_spoken_of_any_more(slow:
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while not run.finished:
-            with torch.no_grad():
-                model.weight += 1
+            plain_model.move(model, 1.0)
             run.step()
             if run.global_step == 5:
                 wait_for(ended)

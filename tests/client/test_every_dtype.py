@@ -12,11 +12,12 @@ from torch import nn
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.state.fragment_replica import FragmentReplica
 from holdfast.client.state.tensors import find_shared
-from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.messages import FragmentSize, SyncFragment
+from holdfast.protocol.arena import Arena
+from holdfast.protocol.messages import SyncFragment
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.background import background
 from tests.checkpoint.test_transfer_links import peer_of, start
+from tests.client.replica_bench import arenas_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -48,15 +49,8 @@ def make_model(seed: int) -> nn.Module:
 def mirrored(model: nn.Module) -> tuple[FragmentReplica, SharedState, Arena]:
     """Make the model one fragment, with a daemon's state behind it."""
     tensors = find_shared(model)
-    counts = {
-        kind: sum(each.count for each in tensors if each.spec.kind == kind)
-        for kind in ("parameter", "buffer", "counter")
-    }
-    size = FragmentSize(
-        counts["parameter"] + counts["buffer"], counts["parameter"], counts["counter"]
-    )
-    shared, posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-    state = SharedState([size], shared, "run")
+    shared, posted = arenas_of(tensors)
+    state = SharedState(shared.sizes, shared, "run")
     return FragmentReplica(0, tensors, shared, posted, False), state, posted
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +19,7 @@ from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.protocol import messages as m
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
-from tests.client.test_conversation import equals, line, move, train, weights
+from tests.client.plain_model import equals, line, step, train, weights
 
 
 class OddError(Exception):
@@ -131,12 +128,11 @@ def test_a_load_that_a_transfer_has_overtaken_waits_for_the_next_one() -> None:
         daemon.load(step=4, step_limit=9)
         # Since then it has heard the arenas' opening, its founding and two loads.
         settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
-        daemon.share(0, 6, np.full(3, 7, np.float32))
+        daemon.share(0, 6, 7)
         daemon.load(step=8, step_limit=9)
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
-        move(model, 0.5)
-        run.step()
+        step(run, model, 0.5)
         assert (run.global_step, weights(model)) == (8, [7.0] * 3)
 
 
@@ -153,55 +149,20 @@ def test_a_run_that_ends_before_its_last_weights_are_here_says_so() -> None:
         assert not run.finished
 
 
-KILLED_WRITER = """
-import socket, sys
-from holdfast.protocol.arena import WAITING_SLOT
-from tests.client.fake_daemon import FakeDaemon, settled
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-listener.listen()
-print(flush=True)
-daemon = FakeDaemon(listener.accept()[0])
-daemon.start(step_limit=1)
-settled(lambda: daemon.posted.slots[WAITING_SLOT])
-with daemon.shared.writing(0, 1):
-    daemon.load()
-    daemon.load()  # so that there is something left to read when it is dead
-    settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
-    print(flush=True)
-    sys.stdin.read()
-"""
+def test_a_daemon_that_dies_while_it_writes_is_gone_for_its_trainer() -> None:
+    killed = ExitStack()  # what it was in stays as it is
 
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(step_limit=1)
+        settled(lambda: bool(daemon.posted.slots[WAITING_SLOT]))
+        killed.enter_context(daemon.shared.writing(0, 1))
+        daemon.load()
+        daemon.load()  # so that there is something left to read when it is dead
+        settled(lambda: daemon.posted.slots[WAITING_SLOT] == 1 + 4)
 
-def test_a_daemon_that_is_killed_while_it_writes_is_gone_for_its_trainer() -> None:
-    folder = tempfile.mkdtemp(prefix="holdfast-")
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WRITER, f"{folder}/s"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    output = daemon.stdout
-    assert output is not None
-
-    def kill() -> None:
-        output.readline()  # the trainer waits for its writer
-        daemon.kill()
-
-    killer = threading.Thread(target=kill)
-    try:
-        output.readline()
-        run = attach(line(), socket_path=f"{folder}/s")
-        killer.start()
+    with killed, talking(script) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.DaemonGone):
             run.step()
-        run.close()
-        killer.join()
-        assert daemon.wait() == -signal.SIGKILL
-    finally:
-        daemon.kill()
-        daemon.communicate()
-        shutil.rmtree(folder)
 
 
 SCRIPT = """
@@ -222,8 +183,10 @@ run.step()
     ],
 )
 def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
-    fails: str, kind: m.FailureKind, reason: str
+    tmp_path: Path, fails: str, kind: m.FailureKind, reason: str
 ) -> None:
+    train_script = tmp_path / "train.py"
+    train_script.write_text(SCRIPT.format(fails=fails))
     heard: list[m.Failing] = []
 
     def script(daemon: FakeDaemon) -> None:
@@ -232,7 +195,7 @@ def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
 
     with talking(script) as path:
         ended = subprocess.run(
-            [sys.executable, "-c", SCRIPT.format(fails=fails), path],
+            [sys.executable, str(train_script), path],
             capture_output=True,
             text=True,
             timeout=250,
@@ -250,9 +213,7 @@ def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None
     optimizer = torch.optim.AdamW(model.parameters())
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(nan_steps=3)
-        daemon.found()
-        daemon.load()
+        daemon.start(nan_steps=3)
         said = daemon.hear(m.Failing)
         assert said.kind is m.FailureKind.NAN
         assert "3 times in a row" in said.reason
@@ -333,21 +294,16 @@ def test_an_extended_step_limit_ends_the_wait_at_the_old_one() -> None:
         daemon.say(m.ExtendStepLimit(12))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 12)
         assert daemon.hears_nothing(), "it waits there"
-        daemon.open_round(1, at_step=5, step_limit=10)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(1, at_step=5, step_limit=10)
         assert (posted.step, posted.tokens) == (12, 12)
-        daemon.share(0, 1, daemon.shared.values(0) + 100)
-        daemon.end_round(1, step=5, step_limit=10)
+        daemon.commit(1, daemon.shared.values(0) + 100, step=5, step_limit=10)
         # It is past that; the next round comes at once and wants something to have been trained.
-        daemon.open_round(2, at_step=10, step_limit=15)
-        second = daemon.hear(m.Posted)
+        second = daemon.post_round(2, at_step=10, step_limit=15)
         assert (second.step, second.tokens) == (13, 1)
         daemon.load(step=second.step, finished=True)
 
     with talking(script) as path, attach(model, socket_path=path) as run:
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 2])
@@ -360,8 +316,7 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(overlap_steps=overlap_steps, step_limit=20)
-        daemon.open_round(1, at_step=5, step_limit=10)
-        posted = daemon.hear(m.Posted)
+        posted = daemon.post_round(1, at_step=5, step_limit=10)
         assert daemon.posted.values(0).tolist() == [-posted.tokens] * 3
         daemon.say(m.ExtendStepLimit(m.COUNT_MAX))
         settled(lambda: daemon.posted.slots[STEP_SLOT] >= 40)  # it trains on
@@ -372,8 +327,7 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
         if not committed:  # nothing came of it, and the master may still be away
             heard = daemon.posted.slots[STEP_SLOT] + 2000
             settled(lambda: daemon.posted.slots[STEP_SLOT] >= heard)
-        daemon.open_round(2, at_step=10, step_limit=10_000_000)
-        second = daemon.hear(m.Posted)
+        second = daemon.post_round(2, at_step=10, step_limit=10_000_000)
         # What was trained since is there, once, whatever became of the round.
         since = second.tokens
         assert since == second.step - (posted.step if committed else 0)
@@ -382,9 +336,7 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
         daemon.say(m.Load(second.step, m.COUNT_MAX, True))
 
     with talking(script) as path, attach(model, socket_path=path) as run:
-        while not run.finished:
-            move(model, 1.0)
-            run.step()
+        train(run, model)
     assert trained
 
 

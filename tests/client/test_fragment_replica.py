@@ -12,52 +12,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from holdfast.client.state import host_merge
-from holdfast.client.state.fragment_replica import FragmentReplica
-from holdfast.client.state.tensors import find_shared
-from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.messages import FragmentSize
+from holdfast.protocol.arena import Arena
+from tests.client.replica_bench import ReplicaBench
 
 Values = NDArray[np.float32]
 
 
-class Bench:
-    """A model as one fragment, and the daemon's side: ``share`` and the posted arena."""
-
-    def __init__(self, model: nn.Module, overlap: bool = False) -> None:
-        torch.set_grad_enabled(False)
-        self.tensors = find_shared(model)
-        floating = [each for each in self.tensors if each.spec.kind != "counter"]
-        size = FragmentSize(
-            sum(each.count for each in floating),
-            sum(each.count for each in floating if each.spec.kind == "parameter"),
-            sum(each.count for each in self.tensors if each.spec.kind == "counter"),
-        )
-        self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in range(2))
-        self.replica = FragmentReplica(0, self.tensors, self.shared, self.posted, overlap)
-        assert self.replica.size == size
-        self.version = 0
-        self.replica.post_present()
-        self.share(self.posted.values(0), self.posted.counters(0))
-        self.replica.load()
-
-    def share(self, values: object, counters: object = None) -> None:
-        with self.shared.writing(0, self.version):
-            self.shared.values(0)[:] = np.asarray(values, np.float32)
-            if counters is not None:
-                self.shared.counters(0)[:] = np.asarray(counters, np.int64)
-        self.version += 1
-
+class Bench(ReplicaBench):
     def post(self) -> Values:
         self.replica.post()
         return self.posted.values(0).copy()
 
-    def commit(
-        self,
-        values: object,
-        counters: object = None,
-        *,
-        contributed: bool = True,
-    ) -> None:
+    def commit(self, values: object, counters: object = None, *, contributed: bool = True) -> None:
         self.share(values, counters)
         self.replica.merge(contributed=contributed)
 
@@ -133,17 +99,6 @@ def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     assert model.get_buffer("seen").item() == 9
     assert model.get_buffer("mask").tolist() == [-math.inf, 8.0]
     assert bench.post().tolist() == [-gained] * 5 + [0.0, 0.0]
-
-
-def test_a_merge_of_values_that_do_not_lie_in_a_row_is_the_same() -> None:
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
-    bench = Bench(model, overlap=True)
-    bench.post()
-    weight = model.get_parameter("weight")
-    weight.add_(1)
-    bench.commit([8.0] * 6)
-    assert weight.tolist() == [[9.0, 9.0]] * 3
 
 
 def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:
@@ -354,20 +309,6 @@ def test_parameters_come_before_buffers_whatever_the_order_of_the_layout() -> No
     layer.weight.fill_(7.0)
     bench = Bench(model)
     assert bench.shared.values(0).tolist() == [1.0, 0.0, 7.0, 0.0, 1.0]
-
-
-def test_tied_weights_move_once() -> None:
-    model = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
-    first, second = model[0], model[1]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    second.weight = first.weight
-    first.weight.fill_(1.0)
-    bench = Bench(model)
-    first.weight += 1.0
-    assert bench.post().tolist() == [-1.0]
-    bench.commit([4.0])
-    assert second.weight.item() == 4.0
 
 
 def test_a_weight_that_is_not_contiguous_is_merged_in_its_own_order() -> None:

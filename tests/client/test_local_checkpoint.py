@@ -85,6 +85,13 @@ def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> lis
     return [*losses, *model.weight.flatten().tolist()]
 
 
+def kept(path: Path, optimizer: torch.optim.Optimizer, step: int) -> LocalCheckpoint:
+    own = LocalCheckpoint(path, optimizer)
+    own.keep(step)
+    own.close()
+    return own
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "trainer.safetensors"
@@ -138,9 +145,7 @@ def test_a_cleared_optimizer_goes_on_as_a_new_one(kind: str) -> None:
 
 def test_the_scripts_settings_are_not_kept(path: Path) -> None:
     _model, optimizer = make()
-    own = LocalCheckpoint(path, optimizer)
-    own.keep(0)
-    own.close()
+    kept(path, optimizer, 0)
     _model, fresh = make()
     fresh.param_groups[0]["lr"] = 0.007
     LocalCheckpoint(path, fresh).restore(0)
@@ -150,9 +155,7 @@ def test_the_scripts_settings_are_not_kept(path: Path) -> None:
 def test_a_state_that_the_script_brings_stays(path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = LocalCheckpoint(path, optimizer)
-    own.keep(2)
-    own.close()
+    own = kept(path, optimizer, 2)
     train(model, optimizer, 1)
     before = torch.get_rng_state()
     assert not own.restore(3)
@@ -169,9 +172,7 @@ def test_without_one_nothing_is_restored(path: Path) -> None:
 def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = LocalCheckpoint(path, optimizer)
-    own.keep(20 if damage == "later" else 2)
-    own.close()
+    kept(path, optimizer, 20 if damage == "later" else 2)
     data = path.read_bytes()
     if damage == "junk":
         path.write_bytes(b"what is this")
@@ -188,9 +189,7 @@ def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> No
 def test_a_state_that_cannot_be_stored_warns_and_the_previous_one_stays(path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
-    own = LocalCheckpoint(path, optimizer)
-    own.keep(2)
-    own.close()
+    own = kept(path, optimizer, 2)
     before = path.read_bytes()
     optimizer.state[model.weight]["history"] = [torch.zeros(3), {}]
     with pytest.warns(UserWarning, match="'optimizer.0.history.1' is a dict"):
@@ -216,9 +215,7 @@ def test_a_file_of_a_later_step_than_the_run_goes_to_is_not_used(
     """The run went back to a checkpoint that is older than the file."""
     model, optimizer = make()
     train(model, optimizer, 3)
-    own = LocalCheckpoint(path, optimizer)
-    own.keep(step)
-    own.close()
+    kept(path, optimizer, step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert LocalCheckpoint(path, make()[1]).restore(6) == used
@@ -236,9 +233,7 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
 
 def test_the_daemon_asks_for_it_and_the_next_trainer_has_it(path: Path) -> None:
     def first(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(local_checkpoint=str(path))
-        daemon.found()
-        daemon.load(step_limit=4)
+        daemon.start(local_checkpoint=str(path), step_limit=4)
         daemon.say(KeepState())
         settled(path.exists)
         daemon.load(step=4)

@@ -15,7 +15,7 @@ from holdfast.client.attach import attach
 from holdfast.client.hook import Run
 from holdfast.client.state.inner_optimizer import RAMP_STEPS
 from holdfast.protocol.arena import STEP_SLOT
-from holdfast.protocol.messages import Failing, Finished, Posted, SetRole
+from holdfast.protocol.messages import Failing, Finished, SetRole
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 
 COUNT = 3
@@ -45,13 +45,6 @@ def join(daemon: FakeDaemon, step: int = 700) -> None:
     daemon.load(step=step)
 
 
-def test_a_founders_rate_is_the_schedules() -> None:
-    with talking(FakeDaemon.start, stay=True) as path:
-        model = line()
-        with attach(model, adamw(model), socket_path=path) as run:
-            assert run.rate_scale == 1.0
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_a_joiners_rate_ramps_over_its_own_steps(known: bool) -> None:
     model, jumped = line(), threading.Event()
@@ -59,8 +52,7 @@ def test_a_joiners_rate_ramps_over_its_own_steps(known: bool) -> None:
     def script(daemon: FakeDaemon) -> None:
         join(daemon)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 710)
-        daemon.share(0, 8, np.zeros(COUNT, np.float32))
-        daemon.end_round(1, contributed=False, step=5_000)
+        daemon.commit(1, 0.0, contributed=False, step=5_000)
         jumped.set()
 
     with talking(script, stay=True) as path:
@@ -101,8 +93,7 @@ def test_a_spares_ramp_begins_when_its_turn_comes_and_a_resync_later_is_no_reaso
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 101)
         daemon.load(step=900, step_limit=900 + RAMP_STEPS)
         daemon.say(SetRole(True, ""))
-        daemon.open_round(1, at_step=900 + RAMP_STEPS)
-        daemon.hear(Posted)
+        daemon.post_round(1, at_step=900 + RAMP_STEPS)
         daemon.load(step=2_000, step_limit=2_001)
         daemon.say(Finished())
 
@@ -122,9 +113,7 @@ def test_who_lost_its_moments_with_its_weights_ramps_again() -> None:
     optimizer = adamw(model)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.open_arenas(nan_steps=2)
-        daemon.found()
-        daemon.load(step_limit=1)
+        daemon.start(nan_steps=2, step_limit=1)
         daemon.round(1, 1, change=0.0)
         daemon.hear(Failing)
         daemon.load(step=50, spoilt=True)

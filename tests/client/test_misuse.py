@@ -17,9 +17,10 @@ from holdfast.client.attach import attach
 from holdfast.client.attach_errors import ModelError
 from holdfast.client.hook import Run
 from holdfast.client.state.trained_parameters import TrainedParameters
-from holdfast.protocol.messages import Posted, SetRole
+from holdfast.protocol.messages import SetRole
 
 from .fake_daemon import FakeDaemon, talking
+from .plain_model import line
 
 pytestmark = pytest.mark.real_time
 
@@ -28,42 +29,35 @@ def new(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
 
 
-def line(value: float = 1.0) -> nn.Linear:
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.constant_(model.weight, value)
-    return model
-
-
 @pytest.fixture
 def run() -> Any:
     with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
         yield run
 
 
-@pytest.mark.parametrize("tokens", [-1, np.int64(-3)])
-def test_tokens_must_not_be_negative(run: Run, tokens: Any) -> None:
-    with pytest.raises(ValueError, match=r"tokens must not be negative, got -"):
+@pytest.mark.parametrize(
+    ("tokens", "error", "words"),
+    [
+        *((each, ValueError, "tokens must not be negative, got -") for each in (-1, np.int64(-3))),
+        (2**64, ValueError, r"tokens must be of one step, and at most 2\*\*40, got"),
+        *(
+            (each, TypeError, "tokens must be a whole number")
+            for each in (1.5, 2.0, "8", None, torch.tensor(1.0))
+        ),
+    ],
+)
+def test_what_is_no_count_of_tokens_is_refused(
+    run: Run, tokens: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
         run.step(tokens=tokens)
     assert run.global_step == 0
 
 
-def test_more_tokens_than_a_step_has_are_refused(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"tokens must be of one step, and at most 2\*\*40, got"):
-        run.step(tokens=2**64)
-    run.step(tokens=2**40)
-
-
-@pytest.mark.parametrize("tokens", [1.5, 2.0, "8", None, torch.tensor(1.0)])
-def test_tokens_must_be_whole(run: Run, tokens: Any) -> None:
-    with pytest.raises(TypeError, match="tokens must be a whole number"):
-        run.step(tokens=tokens)
-    assert run.global_step == 0
-
-
-@pytest.mark.parametrize("tokens", [np.int64(7), torch.tensor(7), np.uint8(7)])
+@pytest.mark.parametrize("tokens", [np.int64(7), torch.tensor(7), np.uint8(7), 2**40])
 def test_whole_numbers_of_other_kinds_are_taken(run: Run, tokens: Any) -> None:
     run.step(tokens=tokens)
-    assert run._machine.tokens == 7
+    assert run._machine.tokens == int(tokens)
     assert type(run._machine.tokens) is int
 
 
@@ -172,23 +166,6 @@ def test_a_parameter_that_is_replaced_after_attach() -> None:
         assert "copy_" in found.value.hint
 
 
-def test_a_parameter_may_be_replaced_with_the_optimizers() -> None:
-    model = line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def script(daemon: FakeDaemon) -> None:
-        daemon.start(step_limit=2)
-        daemon.open_round(1, at_step=2)
-        daemon.hear(Posted)
-        daemon.end_round(1, committed=False)
-
-    with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
-        run.step()
-        model.weight = nn.Parameter(torch.zeros(1, 3))
-        optimizer.param_groups[0]["params"] = [model.weight]
-        run.step()
-
-
 class Tied(nn.Module):
     """A layer, one that is frozen at first, a head tied to the first, and parameters beside the
     model.
@@ -227,6 +204,7 @@ def test_what_comes_after_attach_is_named(change: Any, error: str) -> None:
     trained = TrainedParameters(model, optimizer)
     model.second.weight.requires_grad_(True)  # it is shared all the time
     model.mean = torch.ones(2)
+    optimizer.param_groups[0]["params"][1] = model.second.weight = new(2, 2)
     model.third = model.second  # another name of what is shared
     trained.check()
     change(model, optimizer)
@@ -235,9 +213,8 @@ def test_what_comes_after_attach_is_named(change: Any, error: str) -> None:
 
 
 def test_a_hint_is_part_of_the_traceback() -> None:
-    model: Any = line()
-    with pytest.raises(holdfast.NoDaemonError) as found:
-        holdfast.attach(model)
+    with pytest.raises(holdfast.NoDaemonError, match="holdfast join INVITE -- python") as found:
+        holdfast.attach(line())
     assert found.value.__notes__ == [found.value.hint]
     assert "HOLDFAST_STANDALONE=1" in found.value.hint
 

@@ -19,7 +19,6 @@ from holdfast.client.data import sampler as sampler_module
 from holdfast.client.data.sampler import (
     DRAW_FIRST,
     DRAW_MAX,
-    OF_SAMPLES,
     LeasedSampler,
     SampleStream,
 )
@@ -297,7 +296,3 @@ def test_workers_cannot_draw_shards_and_are_told_what_can(alone: Run) -> None:
     assert len(next(iter(DataLoader(data, 2)))) == 2
     with pytest.raises(MisuseError, match="in the training process"):
         next(iter(DataLoader(data, 2, num_workers=1)))
-
-
-def test_the_rules_are_told_apart() -> None:
-    assert OF_SAMPLES.ahead > OF_SHARDS.ahead == 1

@@ -52,28 +52,17 @@ def test_buffers_that_are_not_persistent_stay_local() -> None:
     assert names(model) == ["weight", "bias", "kept"]
 
 
-def test_tied_tensors_are_declared_once() -> None:
-    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
-    head = model["head"]
-    embedding = model["embedding"]
-    assert isinstance(head, nn.Linear)
-    assert isinstance(embedding, nn.Embedding)
-    head.weight = embedding.weight
-    assert names(model) == ["embedding.weight"]
-
-
-def test_two_parameters_over_one_memory_are_declared_once() -> None:
-    model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
-    first, second = model[0], model[1]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    second.weight = nn.Parameter(first.weight.detach())
-    assert names(model) == ["0.weight"]
-
-
-def test_a_module_used_twice_is_declared_once() -> None:
+def test_what_is_one_tensor_is_declared_once() -> None:
+    tied: Any = nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    tied["head"].weight = tied["embedding"].weight
+    assert names(tied) == ["embedding.weight"]
+    over_one_memory: Any = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(2))
+    over_one_memory[1].weight = nn.Parameter(over_one_memory[0].weight.detach())
+    assert names(over_one_memory) == ["0.weight"]
     layer = nn.Linear(2, 2)
-    assert names(nn.Sequential(layer, layer)) == ["0.weight", "0.bias"]
+    assert names(nn.Sequential(layer, layer)) == ["0.weight", "0.bias"], "it is used twice"
 
 
 def test_wrappers_leave_no_trace_in_the_names() -> None:

@@ -20,8 +20,8 @@ def test_every_epoch_has_every_sample_once(length: int, epoch: int, key: bytes) 
     assert sorted(samples.tolist()) == list(range(length))
 
 
-@settings(max_examples=30)  # each permutes some epochs four times
-@given(st.integers(1, 500), st.integers(0, 1_500), st.integers(0, 200), st.integers(0, 200))
+@settings(max_examples=30)
+@given(st.integers(50, 500), st.integers(0, 1_500), st.integers(0, 200), st.integers(0, 200))
 def test_a_range_is_the_ranges_that_make_it(length: int, start: int, one: int, two: int) -> None:
     whole = permuted(KEY, length, start, start + one + two)
     parts = (

@@ -3,111 +3,108 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
+from benchmarks import learning, learning_run
 from benchmarks.learning import jobs_of, names_of, summary
 from benchmarks.learning_arms import (
     DEFAULT,
     FOUND,
     OF_PRESET,
+    STEP_S,
     Outcome,
     Recipe,
     arm_of,
     with_baselines,
 )
-from benchmarks.report import BenchError
+from benchmarks.learning_trainer import Ended, Turns
+from benchmarks.report import BenchError, run_main
+from holdfast.membership.master.rounds.round_clock import RoundClock
 from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
-from tests.lab.telling import ROOT, told
 
-STEP_S = 0.1  # the benchmark's
-
-
-TINY = """
-from attrs import asdict, evolve
-from benchmarks import learning_run
-from benchmarks.learning_arms import Recipe, arm_of
-from holdfast.membership.master.rounds.round_clock import RoundClock
-learning_run.REPLACED_AFTER_S = 0.5
-NAME = "diloco4@sync_every=8,fragments=2,overlap=1,min_members=3,pace=elastic"
-paces, answered = set(), RoundClock.answered
-def heard(self, round_, peer, step_s):
-    paces.add(round(step_s, 6))
-    answered(self, round_, peer, step_s)
-RoundClock.answered = heard
-arm = evolve(arm_of(NAME), kill_rounds=4)
-outcome = learning_run.run_arm(arm, Recipe(steps=32, batch=1), validation_windows=64)
-print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
-"""
+Wait = Callable[[float], None]
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
-    """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a
-    difference.
-    """
-    found = told(TINY, seconds=140)
+def test_four_real_models_learn_together_and_agree_though_one_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``run_arm`` itself compares copies, roots and the trainers' weights."""
+    paces: set[float] = set()
+    answered = RoundClock.answered
 
-    assert found["loss"] < 4.5, "who knows nothing of 256 bytes has ln 256, 5.5"
-    notes = found["notes"]
-    assert notes["rounds"] == 8
-    assert notes["killed"] == 1
-    assert notes["peers"] == 5, "another one trains in its place"
-    assert 3 * 8 <= notes["contributions"] < 4 * 8
-    assert 0.5 < found["speed"] < 1.0
-    assert found["tokens"] > 0.7 * 4 * 32 * 64
-    assert found["round_bytes"] > 0
-    assert found["paces"] == [STEP_S], "by the virtual clock: what this machine needs is no matter"
+    def heard(self: RoundClock, round_: Any, peer: str, step_s: float) -> None:
+        paces.add(round(step_s, 6))
+        answered(self, round_, peer, step_s)
 
+    monkeypatch.setattr(RoundClock, "answered", heard)
+    monkeypatch.setattr(learning_run, "REPLACED_AFTER_S", 0.5)
+    arm = evolve(
+        arm_of("diloco4@sync_every=8,fragments=2,overlap=1,min_members=3,pace=elastic"),
+        kill_rounds=4,
+    )
+    found = learning_run.run_arm(arm, Recipe(steps=32, batch=1), validation_windows=64)
 
-TURNS = """
-import math, time
-from benchmarks.learning_trainer import Ended, Turns
-heard, order = [], []
-def script(wait):
-    order.append("script")
-    wait(0.5)
-    order.append("script")
-    wait(math.inf)
-    raise ValueError("as scripts do")
-def endless(wait):
-    try:
-        while True:
-            wait(1.0)
-    except BaseException as error:
-        heard.append(type(error).__name__)
-        raise
-turns = Turns(script)
-order.append("before")
-waits = [turns.go_on()]
-order.append("between")
-waits.append(turns.go_on())
-try:
-    turns.go_on()
-except ValueError as error:
-    heard.append(str(error))
-turns.end()
-killed = Turns(endless)
-killed.go_on()
-killed.end()
-unbegun = Turns(endless)
-unbegun.end()
-print(json.dumps({"order": order, "waits": waits, "heard": heard}))
-"""
+    assert found.loss < 4.5, "who knows nothing of 256 bytes has ln 256, 5.5"
+    assert found.notes["rounds"] == 8
+    assert found.notes["killed"] == 1
+    assert found.notes["peers"] == 5, "another one trains in its place"
+    assert 3 * 8 <= found.notes["contributions"] < 4 * 8
+    assert found.speed is not None
+    assert 0.5 < found.speed < 1.0
+    assert found.tokens > 0.7 * 4 * 32 * 64
+    assert found.round_bytes > 0
+    assert paces == {STEP_S}, "by the virtual clock: what this machine needs is no matter"
 
 
-def test_a_script_runs_in_its_turns_only_and_ends_with_its_machine() -> None:
-    found = told(TURNS, seconds=140)
+def test_a_script_runs_in_its_turns_only() -> None:
+    order: list[str] = []
 
-    assert found["order"] == ["before", "script", "between", "script"]
-    assert found["waits"] == [0.5, float("inf")]
-    assert found["heard"] == ["as scripts do", "Ended"]
+    def script(wait: Wait) -> None:
+        order.append("script")
+        wait(0.5)
+        order.append("script")
+        wait(math.inf)
+        raise ValueError("as scripts do")
+
+    turns = Turns(script)
+    order.append("before")
+    waits = [turns.go_on()]
+    order.append("between")
+    waits.append(turns.go_on())
+    assert order == ["before", "script", "between", "script"]
+    assert waits == [0.5, math.inf]
+    with pytest.raises(ValueError, match="as scripts do"):
+        turns.go_on()
+    turns.end()
+
+
+def test_a_script_ends_with_its_machine_begun_or_not() -> None:
+    heard: list[BaseException] = []
+
+    def endless(wait: Wait) -> None:
+        try:
+            while True:
+                wait(1.0)
+        except BaseException as error:
+            heard.append(error)
+            raise
+
+    for turns in (1, 0):
+        killed = Turns(endless)
+        for _turn in range(turns):
+            killed.go_on()
+        killed.end()
+    assert list(map(type, heard)) == [Ended]
 
 
 def parts(toml: str) -> list[object]:
@@ -181,19 +178,20 @@ def test_an_arm_is_compared_over_the_seeds_that_both_have() -> None:
     assert figures["diloco4"]["ratio_to_baseline"] is None
 
 
-def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    for arguments, words in (
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["--arms", "dillo"], "no arm 'dillo'; there are dp, diloco2"),
         (["--arms", "diloco2", "--steps", "30"], "30 steps are no whole number of rounds of 20"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.learning", "--keep", str(tmp_path), *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning", "--keep", str(tmp_path), *arguments])
+    assert run_main("learning", learning.main) == 1
+    assert words in capsys.readouterr().err

@@ -46,6 +46,7 @@ async def main():
 
 trio.run(main)
 """
+NFT_LIST = ("nft", "list", "table", "inet", "mapped")
 DIAL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 
 
@@ -54,6 +55,12 @@ def dials(lab: nat_lab.NatLab, host: str, port: str) -> bool:
     command = [sys.executable, "-c", DIAL, host, port]
     with lab.popen(0, command, stderr=subprocess.DEVNULL) as dialled:
         return bool(dialled.wait() == 0)
+
+
+def mappings(lab: nat_lab.NatLab, router: int) -> str:
+    """Return the rules of the ports that a router has mapped."""
+    listed = ["ip", "netns", "exec", lab.router_name(router), *NFT_LIST]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.fault("a machine is behind a home's router", "", "the router maps a port to it")
@@ -120,25 +127,11 @@ def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
         assert mapped["home2"] == f"{lab.outside(2)}:{MASTER_PORT + 1} by PCP"
         status = run.master()
         assert all(m["reach"] == "reachable" for m in status["members"] if not m["relay"])
-        rules = [
-            "ip",
-            "netns",
-            "exec",
-            lab.router_name(3),
-            "nft",
-            "list",
-            "table",
-            "inet",
-            "mapped",
-        ]
-        before = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
-        assert f"dnat ip to {lab.address(3)}:" in before
+        assert f"dnat ip to {lab.address(3)}:" in mappings(lab, 3)
         run.nodes["carrier"].signal(signal.SIGINT)
         run.nodes["carrier"].wait()
-        after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
-        assert "dnat" not in after, "the port is given back"
+        assert "dnat" not in mappings(lab, 3), "the port is given back"
         found = run.doctor("guest", 3)
         assert found["reachable"].startswith("the master cannot reach this machine at 10.77.3.")
         assert found["router"].endswith(f"map a port: {mapped['carrier']}")
-        after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
-        assert "dnat" not in after, "this one, too"
+        assert "dnat" not in mappings(lab, 3), "this one, too"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks import namespaces, wan_lab
+from benchmarks.report import ROOT
 from tests import needs
-from tests.lab.telling import ROOT
 
 Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
