@@ -21,7 +21,7 @@ import click
 import pytest
 
 import holdfast
-from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
+from holdfast.daemon.cli.command_line import SECTIONS, commands, main
 from holdfast.daemon.cli.options import screen
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.daemon.process.paths import locked
@@ -111,15 +111,6 @@ def test_every_command_has_help_with_an_example(run: Run, names: tuple[str, ...]
     assert re.search(rf"Examples?:\n\s+holdfast {' '.join(names)}\b", said.out), said.out
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_what_is_gone_names_what_stands_in_its_place(run: Run, gone: str) -> None:
-    said = run(*gone.split(), "more")
-    assert said.status == ExitCode.USAGE
-    assert f"`holdfast {gone}` is gone: {GONE[gone]}" in said.line
-    assert "gone" not in run("kick", "watch").err, "a peer may be called so"
-    assert "gone" not in run("join", "x", "--", "python", "--private-log").err
-
-
 def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
     said = run()
     assert said.status == ExitCode.USAGE
@@ -163,7 +154,6 @@ def test_what_a_peer_left_is_listed_and_removed_and_nothing_else(run: Run, tmp_p
         (["join"], "INVITE"),
         (["master"], "RUN_TOML"),
         (["master", "run.toml", "more"], "more"),
-        (["master", "run.toml", "--standby"], "`holdfast standby RUN_TOML`"),
         (["master", "--journal", "copy", "--state", "other"], "omit --state"),
         (["master", "--journal", "postgresql://host/runs"], "RUN_TOML"),
         (["master", "--state", "there", "--key-file", "run.key"], "--journal URL"),
@@ -176,8 +166,6 @@ def test_what_a_peer_left_is_listed_and_removed_and_nothing_else(run: Run, tmp_p
         (["join", "x", "--max-upload", "0"], "--max-upload"),
         (["join", "x", "--max-upload", "nan"], "--max-upload"),
         (["join", "x", "--max-upload", "fast"], "--max-upload"),
-        (["join", "x", "--site", "lab"], "`holdfast join --site` is gone: leave it out; machines"),
-        (["join", "--site=lab", "x"], "`holdfast join --site` is gone"),
         (["join", "x", "--max-download", "0"], "--max-download"),
         (["join", "x", "--patience", "-1"], "--patience"),
         (["join", "x", "--patience", "inf"], "--patience"),
