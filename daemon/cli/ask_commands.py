@@ -100,10 +100,7 @@ def status(state: Path | None, as_json: bool) -> None:
       holdfast status
       holdfast status --json | jq .members
     """
-    import attrs
-
-    from ..status_records import MasterStatus
-    from .run_client import read_status, rounds_of
+    from .run_client import read_status
     from .status_screen import show_status
 
     control = find_control(state, None)
@@ -113,10 +110,7 @@ def status(state: Path | None, as_json: bool) -> None:
     if control.kind == STANDBY:
         click.echo(call(control, "status", None)["why_waiting"])
         return
-    answer = read_status(call(control, "status", None, query={"past": 0}))
-    if isinstance(answer, MasterStatus):
-        answer = attrs.evolve(answer, past_rounds=tuple(rounds_of(control, 1)))
-    show_status(answer)
+    show_status(read_status(call(control, "status", None, query={"past": 0})))
 
 
 @click.command()
