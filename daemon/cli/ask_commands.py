@@ -8,16 +8,12 @@ from pathlib import Path
 
 import click
 
+from ...protocol.text import plural
 from ...protocol.trust.invite import Invite
-from ..advertised_hosts import only_loopback
+from ..advertised_hosts import doubt_of_loopback
 from ..process.paths import STANDBY, find_control, find_state, locked
 from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
-
-ONLY_HERE = (
-    "note: this invite works only on the master's own machine; for other machines restart the"
-    " master with --advertise HOST and make a new invite"
-)
 
 
 @click.command()
@@ -81,12 +77,14 @@ def invite(
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
     body["approve"] = approve
     answer = call(control, "invite", body)
-    click.echo(json.dumps(answer) if as_json else answer["invite"])
-    if not as_json:
-        uses_text = "one machine" if uses == 1 else f"{uses} machines"
-        click.echo(f"invite {answer['id']}: admits {uses_text} for {hours:g} hours", err=True)
-    if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
-        click.echo(ONLY_HERE, err=True)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    click.echo(answer["invite"])
+    admits = f"invite {answer['id']}: admits {plural(uses, 'machine')} for {hours:g} hours"
+    click.echo(admits, err=True)
+    if doubt := doubt_of_loopback(Invite.decode(answer["invite"]).addresses):
+        click.echo(f"note: {doubt}", err=True)
 
 
 @click.command()
