@@ -226,7 +226,8 @@ class MetricsStore:
         return self._ask(lambda db: {number for (number,) in db.execute(query)}, set())
 
     def losses(self) -> tuple[float | None, float | None]:
-        return self._ask(curves.losses, (None, None))
+        unknown: tuple[float | None, float | None] = None, None
+        return self._ask(curves.losses, unknown)
 
     def figures(self) -> list[str]:
         return self._ask(curves.figure_names, [])
@@ -246,8 +247,9 @@ class MetricsStore:
         self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
     ) -> tuple[list[Line], int]:
         """Return a line per member, and how many members are left out: see ``curves``."""
+        none: tuple[list[Line], int] = [], 0
         return self._ask(
-            lambda db: curves.lines(db, of, count, from_at, to_at, figure=figure), ([], 0)
+            lambda db: curves.lines(db, of, count, from_at, to_at, figure=figure), none
         )
 
     def events(

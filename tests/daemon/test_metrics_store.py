@@ -54,6 +54,7 @@ def test_rows_survive_a_restart(kept: Kept) -> None:
     assert history.last_point() == points[-1]
     assert history.last_event_id() == 40
     assert column(history, "loss") == [point.loss for point in points]
+    assert column(history, "at", 600, 1e9 + 10, 1e9 + 12) == [1e9 + 10, 1e9 + 11, 1e9 + 12]
     assert [json.loads(row)["round"] for row in history.rounds(3, None)] == [30, 29, 28]
     assert [json.loads(row)["round"] for row in history.rounds(3, 28)] == [27, 26, 25]
     assert history.events(2, None) == [event(40), event(39)]
@@ -84,12 +85,6 @@ def test_events_are_found_by_kind_and_by_text(kept: Kept) -> None:
     assert found(text="ALDER") == [2, 1], "also by the name of who it is about"
     assert found("join", text="alder") == [1]
     assert (found(text="100%"), found(text="100_"), found(text="\\")) == ([2], [3], [])
-
-
-def test_only_points_of_the_span_are_returned(kept: Kept) -> None:
-    kept.history.write([point(1e9 + i) for i in range(100)])
-    assert column(kept.history, "at", 600, 1e9 + 10, 1e9 + 12) == [1e9 + 10, 1e9 + 11, 1e9 + 12]
-    assert kept.history.points(600, 2e9, 3e9) == []
 
 
 # ---------------------------------------------------------------- thinning
