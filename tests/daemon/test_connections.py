@@ -225,17 +225,14 @@ async def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
     await stream.aclose()
 
 
-@pytest.mark.parametrize(("soft", "most"), [(128, 32), (256, 64), (1_024, 128), (8, 4)])
+@pytest.mark.parametrize(
+    ("soft", "most"), [(128, 32), (256, 64), (1_024, 128), (8, 4), (resource.RLIM_INFINITY, 128)]
+)
 def test_http_may_have_a_quarter_of_the_descriptors(
     soft: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, soft))
     assert connections_max() == most
-
-
-def test_there_may_be_no_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _which: (resource.RLIM_INFINITY,) * 2)
-    assert connections_max() == module.CONNECTIONS_MAX
 
 
 @pytest.mark.parametrize(
