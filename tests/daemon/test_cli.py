@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
-from tests.processes.harness import Fleet, Node, alive, environment, member, run_command, spec
+from tests.processes.harness import Fleet, Node, alive, member, run_command, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 INVITE = Invite(
@@ -532,30 +531,14 @@ def test_every_command_stands_under_one_heading(run: Run) -> None:
         assert [line.split()[0] for line in block] == [each.name for each in section]
 
 
-WITHOUT_TORCH = """
-import importlib.machinery, runpy, sys
-found = importlib.machinery.PathFinder.find_spec
-importlib.machinery.PathFinder.find_spec = staticmethod(
-    lambda name, path=None, target=None: None if name == "torch" else found(name, path, target)
-)
-sys.argv = ["holdfast", "demo", "--keep", sys.argv[1]]
-runpy.run_module("holdfast", run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_a_demo_without_torch_says_so_before_it_starts_anything(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "kept")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.CONFIG
-    assert done.stdout == ""
-    assert done.stderr.startswith("holdfast: the demo trains with torch, which ")
-    assert "pip install" in done.stderr
+def test_a_demo_without_torch_says_so_before_it_starts_anything(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    said = run("demo", "--keep", str(tmp_path / "kept"))
+    assert (said.status, said.out) == (ExitCode.CONFIG, "")
+    assert said.line.startswith("holdfast: the demo trains with torch, which ")
+    assert "pip install" in said.err
     assert not (tmp_path / "kept").exists()
 
 

@@ -125,7 +125,8 @@ def test_answers_of_nat_pmp_are_read() -> None:
     assert read_nat_pmp_answer(mapped, 1) is None
     where = bytes([0, 128, 0, 0, 0, 0, 0, 5, 203, 0, 113, 9])
     assert read_nat_pmp_address(where) == GIVEN.host
-    assert read_nat_pmp_address(mapped) is read_nat_pmp_answer(where, OWN.port) is None
+    assert read_nat_pmp_address(mapped) is None
+    assert read_nat_pmp_answer(where, OWN.port) is None
     with pytest.raises(RefusedError, match="allow nobody"):
         read_nat_pmp_answer(bytes([0, 130, 0, 2, 0, 0, 0, 5]), OWN.port)
 
