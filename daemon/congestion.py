@@ -9,23 +9,17 @@ the first one only, so not in a container, unless it has the host's network.
 
 from __future__ import annotations
 
-import enum
-import os
-import re
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 from attrs import define, field, frozen
 
-from ..collectives.links.link_parts import LaneRules
 from ..protocol.network.socket_options import obtainable_congestion
 from .status_records import CongestionReport
 
 SYSCTL = Path("/proc/sys/net/ipv4")
-MODULES = Path("/lib/modules")
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's, Podman's
 BBR = "bbr"
 # Measured in the lab: one connection, a line of 1 Gbit/s, a round trip of 100 ms, 0.02 % of packets
@@ -41,15 +35,6 @@ ALLOWED_USUALLY = ("reno", "cubic")  # where the kernel does not publish the lis
 CHECK_AGAIN_S = 60.0  # the machine's owner may have changed the settings meanwhile
 
 
-class ModuleState(enum.Enum):
-    """What is known of the kernel module of a congestion control."""
-
-    LOADED = "loaded"
-    LOADABLE = "loadable"
-    MISSING = "missing"  # the kernel's other modules are here, but not this one
-    UNKNOWN = "unknown"  # the kernel's modules are not visible, as in most containers
-
-
 @frozen
 class CongestionSettings:
     """The kernel's settings that decide which congestion control a connection gets.
@@ -57,48 +42,25 @@ class CongestionSettings:
     Attributes:
       default: of connections that ask for none; empty: not known.
       allowed: those that any process may choose; None: not known.
-      module: of the wanted one.
+      loaded: the module of the wanted one is.
       elsewhere: they can be changed on the container's host or in the first network namespace only.
-      release: of the kernel.
     """
 
     default: str
     allowed: tuple[str, ...] | None
-    module: ModuleState
+    loaded: bool
     elsewhere: bool
-    release: str
 
 
-def wanted_by_default() -> str:
-    """Return the congestion control that lanes ask for unless the run's spec says otherwise."""
-    return LaneRules().congestion
-
-
-def read_settings(
-    wanted: str, sysctl: Path = SYSCTL, modules: Path = MODULES
-) -> CongestionSettings:
+def read_settings(wanted: str, sysctl: Path = SYSCTL) -> CongestionSettings:
     allowed_file = sysctl / "tcp_allowed_congestion_control"
     allowed = _read(allowed_file)
-    release = os.uname().release
-    loaded = (_read(sysctl / "tcp_available_congestion_control") or "").split()
-    state = ModuleState.LOADED if wanted in loaded else _find_module(wanted, modules / release)
     return CongestionSettings(
         default=_read(sysctl / "tcp_congestion_control") or "",
         allowed=None if allowed is None else tuple(allowed.split()),
-        module=state,
+        loaded=wanted in (_read(sysctl / "tcp_available_congestion_control") or "").split(),
         elsewhere=_is_elsewhere(allowed_file),
-        release=release,
     )
-
-
-def _find_module(name: str, folder: Path) -> ModuleState:
-    """Look a congestion control's module up in a kernel's lists of modules."""
-    lists = [_read(folder / each) for each in ("modules.dep", "modules.builtin")]
-    if not any(lists):
-        return ModuleState.UNKNOWN
-    pattern = re.compile(rf"/tcp_{re.escape(name)}\.ko")
-    found = any(pattern.search(each) for each in lists if each)
-    return ModuleState.LOADABLE if found else ModuleState.MISSING
 
 
 def _read(path: Path) -> str | None:
@@ -138,8 +100,9 @@ def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionR
     elif not wanted:
         text += ", the kernel's default"
     elif used != wanted:
-        text += f", not {wanted}: {_reason(wanted, settings)}"
-        text += f"; {GAIN}" if wanted == BBR else ""
+        not_allowed = "this machine's settings do not allow it"
+        reason = not_allowed if settings.loaded else f"the kernel module tcp_{wanted} is not loaded"
+        text += f", not {wanted}: {reason}" + (f"; {GAIN}" if wanted == BBR else "")
         fix = _remedy(wanted, settings)
     elif settings.allowed is not None and wanted not in (*settings.allowed, settings.default):
         text += (
@@ -149,43 +112,17 @@ def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionR
     return CongestionReport(wanted=wanted, used=used, text=text, fix=fix)
 
 
-def _reason(wanted: str, settings: CongestionSettings) -> str:
-    if settings.module is ModuleState.LOADED:
-        return "this machine's settings do not allow it"
-    if settings.module is ModuleState.MISSING:
-        return f"kernel {settings.release} comes without its module tcp_{wanted}"
-    return f"the kernel module tcp_{wanted} is not loaded"
-
-
 def _remedy(wanted: str, settings: CongestionSettings) -> str:
     """Return the two commands for this machine: one for now, one for after a reboot."""
-    module = f"tcp_{wanted}"
-    if settings.module is ModuleState.MISSING:
-        return (
-            f"install the package of this kernel's extra modules, or a kernel that has {module}; "
-            "without it this machine takes part, too"
-        )
-    if settings.module is ModuleState.LOADED:
+    if settings.loaded:
         allowed = ALLOWED_USUALLY if settings.allowed is None else settings.allowed
         line = f"{ALLOWED_KEY}={' '.join((*allowed, wanted))}"
         now, later = f"sysctl -w '{line}'", f"echo '{line}' > {SYSCTL_FILE}"
     else:
         # Loaded, bbr may be chosen by every process.
-        now, later = f"modprobe {module}", f"echo {module} > {MODULES_FILE}"
+        now, later = f"modprobe tcp_{wanted}", f"echo tcp_{wanted} > {MODULES_FILE}"
     where = " on the host, not in this container or network namespace" if settings.elsewhere else ""
     return f"as root{where}: `{now}`, for after a reboot `{later}`"
-
-
-def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> CongestionReport:
-    """Return the report, or one about open lanes: they ask again within a minute of a change."""
-    others = sorted({*used_now} - {report.used, ""})
-    if report.used != report.wanted or not others:
-        return report
-    return attrs.evolve(
-        report,
-        text=f"new lanes use {report.used}; those opened before still use {', '.join(others)}, "
-        "for a minute at most",
-    )
 
 
 @define

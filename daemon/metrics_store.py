@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs import frozen
@@ -26,15 +26,16 @@ from . import curves
 from .curves import COLUMNS, EVERYBODY, MEMBER_COLUMNS, Line, MemberPoint, Point, Row
 
 log = logging.getLogger("holdfast.master")
+T = TypeVar("T")
 
 HISTORY_FILE = "history.db"
 SCHEMA_VERSION = 3
 ROUNDS_MAX = 10_000
 ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000
-SPARE_COPIES_MAX = 5  # damaged files that are kept
 BUSY_S = 5.0  # for another program that has the file open
 ZIP_LEVEL = 3
+ANY = 2**62  # above all numbers of rounds and events
 
 SCHEMA = """
 create table if not exists rounds (number integer primary key, bytes integer not null, body blob);
@@ -98,12 +99,9 @@ class MetricsStore:
         return db
 
     def _set_aside(self, error: sqlite3.Error) -> bool:
-        """Rename a damaged file; return whether that succeeded."""
+        """Rename a damaged file, in place of an earlier one; return whether that succeeded."""
         path = Path(self._path)
-        for number in range(1, SPARE_COPIES_MAX + 1):
-            aside = path.with_name(f"{path.name}.damaged-{number}")
-            if not aside.exists():
-                break
+        aside = path.with_name(f"{path.name}.damaged")
         try:
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -185,73 +183,70 @@ class MetricsStore:
 
     # ------------------------------------------------------------ reading
 
-    def last_point(self) -> Point | None:
+    def _ask(self, query: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Return what a query finds, or ``otherwise`` if the file has a fault."""
         with self._access():
-            return curves.last_point(self._db)
-        return None
+            return query(self._db)
+        return otherwise
+
+    def last_point(self) -> Point | None:
+        return self._ask(curves.last_point, None)
 
     def last_event_id(self) -> int:
-        with self._access():
-            found: int = self._db.execute("select coalesce(max(id), 0) from events").fetchone()[0]
-            return found
-        return 0
+        query = "select coalesce(max(id), 0) from events"
+        return self._ask(lambda db: int(db.execute(query).fetchone()[0]), 0)
 
     def points(self, count: int, from_at: float | None, to_at: float | None) -> list[Row]:
         """Return ``count`` rows of ``COLUMNS`` of the run at most, and gaps, oldest first."""
-        with self._access():
-            return curves.rows_of(self._db, EVERYBODY, COLUMNS, count, from_at, to_at)
-        return []
+        return self._ask(
+            lambda db: curves.rows_of(db, EVERYBODY, COLUMNS, count, from_at, to_at), []
+        )
 
     def rounds(self, count: int, before: int | None) -> list[bytes]:
         """Return ``count`` rows at most as JSON, newest first."""
-        with self._access():
-            rows = self._db.execute(
+
+        def query(db: sqlite3.Connection) -> list[bytes]:
+            rows = db.execute(
                 "select body from rounds where number < ? order by number desc limit ?",
-                [2**62 if before is None else before, count],
+                [ANY if before is None else before, count],
             ).fetchall()
             try:
                 return [zlib.decompress(body) for (body,) in rows]
             except zlib.error as error:
                 raise sqlite3.DatabaseError(f"a round's row is damaged: {error}") from error
-        return []
+
+        return self._ask(query, [])
 
     def round_numbers(self) -> set[int]:
-        with self._access():
-            return {number for (number,) in self._db.execute("select number from rounds")}
-        return set()
+        query = "select number from rounds"
+        return self._ask(lambda db: {number for (number,) in db.execute(query)}, set())
 
     def losses(self) -> tuple[float | None, float | None]:
-        with self._access():
-            return curves.losses(self._db)
-        return None, None
+        unknown: tuple[float | None, float | None] = None, None
+        return self._ask(curves.losses, unknown)
 
     def figures(self) -> list[str]:
-        with self._access():
-            return curves.figure_names(self._db)
-        return []
+        return self._ask(curves.figure_names, [])
 
     def member(self, member: str) -> tuple[str, str] | None:
         """Return id and name of a member with points, found by either, or None."""
-        with self._access():
-            return curves.find_member(self._db, member)
-        return None
+        return self._ask(lambda db: curves.find_member(db, member), None)
 
     def member_points(
         self, peer: str, count: int, from_at: float | None, to_at: float | None
     ) -> list[Row]:
         """Return ``count`` rows of ``MEMBER_COLUMNS`` and figures at most, oldest first."""
         columns = (*MEMBER_COLUMNS, "figures")
-        with self._access():
-            return curves.rows_of(self._db, peer, columns, count, from_at, to_at)
-        return []
+        return self._ask(lambda db: curves.rows_of(db, peer, columns, count, from_at, to_at), [])
 
     def lines(
         self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
     ) -> tuple[list[Line], int]:
         """Return a line per member, and how many members are left out: see ``curves``."""
-        with self._access():
-            return curves.lines(self._db, of, count, from_at, to_at, figure=figure)
-        return [], 0
+        none: tuple[list[Line], int] = [], 0
+        return self._ask(
+            lambda db: curves.lines(db, of, count, from_at, to_at, figure=figure), none
+        )
 
     def events(
         self,
@@ -265,8 +260,7 @@ class MetricsStore:
 
         ``text`` is looked for in their text or their peer's name, in any case.
         """
-        where, arguments = ["id < ?"], [2**62 if before is None else before]
-        wanted: list[Any] = [*arguments]
+        where, wanted = ["id < ?"], list[Any]([ANY if before is None else before])
         if kinds:
             where.append(f"kind in ({', '.join('?' * len(kinds))})")
             wanted += kinds
@@ -277,14 +271,13 @@ class MetricsStore:
             where.append("(text like ? escape '\\' or name like ? escape '\\')")
             escaped = text.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
             wanted += [f"%{escaped}%"] * 2
-        with self._access():
-            rows = self._db.execute(
-                f"select id, at, kind, peer, name, text from events where {' and '.join(where)} "
-                "order by id desc limit ?",
-                [*wanted, count],
-            ).fetchall()
-            return [PastEvent(*row) for row in rows]
-        return []
+        query = (
+            f"select id, at, kind, peer, name, text from events where {' and '.join(where)} "
+            "order by id desc limit ?"
+        )
+        return self._ask(
+            lambda db: [PastEvent(*row) for row in db.execute(query, [*wanted, count])], []
+        )
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
@@ -299,6 +292,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
-    row = db.execute("select count(*), coalesce(sum(bytes), 0) from rounds").fetchone()
-    count, size_bytes = row
+    count, size_bytes = db.execute(
+        "select count(*), coalesce(sum(bytes), 0) from rounds"
+    ).fetchone()
     return count, size_bytes

@@ -202,7 +202,7 @@ def peer_summary(record: PeerRecord, took_s: float, saved: SavedWeights | None) 
     """Yield the lines that end a peer's part in a run."""
     parts = [
         f"took part for {format_duration(took_s)}",
-        f"{record.rounds} round{'s' * (record.rounds != 1)}",
+        plural(record.rounds, "round"),
         f"{record.tokens:,} tokens",
     ]
     if record.first_loss is not None and record.last_loss is not None:

@@ -23,6 +23,10 @@ from ..membership.shared.run_status import (
 from ..protocol.errors import UserError
 from .process.exit_codes import ExitCode
 
+# Limits of one answer, for the server and its clients; a request for more is refused.
+ROUNDS_ANSWER_MAX = 200
+EVENTS_ANSWER_MAX = 1_000
+
 R = TypeVar("R")
 
 

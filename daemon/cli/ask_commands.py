@@ -8,16 +8,12 @@ from pathlib import Path
 
 import click
 
+from ...protocol.text import plural
 from ...protocol.trust.invite import Invite
-from ..advertised_hosts import only_loopback
+from ..advertised_hosts import doubt_of_loopback
 from ..process.paths import STANDBY, find_control, find_state, locked
 from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
-
-ONLY_HERE = (
-    "note: this invite works only on the master's own machine; for other machines restart the"
-    " master with --advertise HOST and make a new invite"
-)
 
 
 @click.command()
@@ -81,12 +77,14 @@ def invite(
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
     body["approve"] = approve
     answer = call(control, "invite", body)
-    click.echo(json.dumps(answer) if as_json else answer["invite"])
-    if not as_json:
-        uses_text = "one machine" if uses == 1 else f"{uses} machines"
-        click.echo(f"invite {answer['id']}: admits {uses_text} for {hours:g} hours", err=True)
-    if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
-        click.echo(ONLY_HERE, err=True)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    click.echo(answer["invite"])
+    admits = f"invite {answer['id']}: admits {plural(uses, 'machine')} for {hours:g} hours"
+    click.echo(admits, err=True)
+    if doubt := doubt_of_loopback(Invite.decode(answer["invite"]).addresses):
+        click.echo(f"note: {doubt}", err=True)
 
 
 @click.command()
@@ -100,10 +98,7 @@ def status(state: Path | None, as_json: bool) -> None:
       holdfast status
       holdfast status --json | jq .members
     """
-    import attrs
-
-    from ..status_records import MasterStatus
-    from .run_client import read_status, rounds_of
+    from .run_client import read_status
     from .status_screen import show_status
 
     control = find_control(state, None)
@@ -113,10 +108,7 @@ def status(state: Path | None, as_json: bool) -> None:
     if control.kind == STANDBY:
         click.echo(call(control, "status", None)["why_waiting"])
         return
-    answer = read_status(call(control, "status", None, query={"past": 0}))
-    if isinstance(answer, MasterStatus):
-        answer = attrs.evolve(answer, past_rounds=tuple(rounds_of(control, 1)))
-    show_status(answer)
+    show_status(read_status(call(control, "status", None, query={"past": 0})))
 
 
 @click.command()

@@ -47,40 +47,6 @@ OTHER_VARIABLES = {
 }
 MISSPELT = 0.93  # at this likeness to a known variable (difflib) an unknown one is a typing error
 
-# What earlier versions had, and what stands in its place.
-GONE = {
-    "bench": (
-        "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a"
-        " line"
-    ),
-    "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
-    "clear": "checks remove a peer for good; it joins again with a new state folder",
-    "completion": (
-        "`_HOLDFAST_COMPLETE=bash_source holdfast` prints it, `zsh_source` and `fish_source` the"
-        " others'"
-    ),
-    "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
-    "join --ionice": "`ionice -c 3 holdfast join ...`, or IOSchedulingClass=idle in its unit",
-    "join --nice": "`nice -n 19 holdfast join ...`, or Nice=19 in its unit",
-    "join --private-log": "leave it out: a peer's log stays on its machine",
-    "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
-    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
-    "master --standby": "`holdfast standby RUN_TOML`",
-    "master --standby-of": (
-        "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
-        "`holdfast master --journal DIR` once the master is lost"
-    ),
-    "plan": "`holdfast config plan RUN_TOML`",
-    "retry": (
-        "mend the cause, then start the peer again, or its trainer on its page (`holdfast"
-        " dashboard`)"
-    ),
-    "service": "docs/lending.md has a unit file for systemd",
-    "simulate": "`make simulate` in a clone",
-    "verify": "`holdfast status` says whether all copies are equal, and at which version",
-    "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
-}
-
 
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     """Turn errors that the user can fix into a line, a hint and an exit status."""
@@ -119,18 +85,6 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         check_variables(os.environ, self)
         return super().invoke(context)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; refuse what is gone with what stands in its place."""
-        own = args[: args.index("--")] if "--" in args else args
-        name, *given = (each.partition("=")[0] for each in own)
-        for gone, instead in GONE.items():
-            command, *words = gone.split()
-            if name == command and all(word in given for word in words):
-                raise click.UsageError(f"`holdfast {gone}` is gone: {instead}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands under the headings of ``SECTIONS``."""

@@ -12,16 +12,15 @@ The demo uses only the ``holdfast`` commands and the status over HTTP, as any op
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import importlib.util
 import json
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,6 @@ class DemoProgress:
     committed: int = 0
     killed_s: float = 0.0
     kill_round: int | None = None
-    kill_phase: str = ""
     kill_to_commit_s: float | None = None
     committed_at_kill: int = 0
     spare_bytes_at_kill: int = 0
@@ -188,7 +186,6 @@ class Demo:
         progress.killed_s = time.monotonic()
         self.fleet.kill(VICTIM)
         progress.stage, progress.kill_round = DemoStage.KILLED, reducing[0].round
-        progress.kill_phase = reducing[0].phase
         progress.committed_at_kill = progress.committed
         progress.spare_bytes_at_kill = spare.bytes.state_received
         self.report(f"SIGKILL {VICTIM} in the middle of round {progress.kill_round}'s reduction")
@@ -241,7 +238,7 @@ class Demo:
         equal = set(digests) == expected and len(set(digests.values())) == 1
         lost = sum(progress.committed - progress.versions.get(name, 0) for name in expected)
         loss_end = max(progress.loss_end.values(), default=None)
-        elements = status.value_count
+        model_bytes = FLOAT_BYTES * status.value_count
         n = len(CONTRIBUTORS)
         verdict = {
             "ok": False,
@@ -254,15 +251,9 @@ class Demo:
             "final_version": final,
             "bytes_sent": sum(progress.sent_bytes.values()),
             # Ring all-reduce of float32 gradients at every inner step, summed over all peers.
-            "bytes_data_parallel": progress.committed
-            * SYNC_EVERY
-            * 2
-            * (n - 1)
-            * FLOAT_BYTES
-            * elements,
+            "bytes_data_parallel": progress.committed * SYNC_EVERY * 2 * (n - 1) * model_bytes,
             "killed": VICTIM,
             "kill_round": progress.kill_round,
-            "kill_phase": progress.kill_phase,
             "kill_to_commit_s": progress.kill_to_commit_s,
             "promotion_state_bytes": progress.promotion_state_bytes,
             "returned_in_sync": progress.returned_in_sync,
@@ -319,19 +310,13 @@ def _compared(verdict: Mapping[str, Any]) -> str:
     return "DIFFERENT"
 
 
-@contextlib.contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        if keep.exists() and any(keep.iterdir()):
-            raise UserError(f"{keep} is not empty", exit_code=2, hint="name a new folder")
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _folder(keep: Path | None) -> AbstractContextManager[str | Path]:
+    if keep is None:
+        return tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True)
+    if keep.exists() and any(keep.iterdir()):
+        raise UserError(f"{keep} is not empty", exit_code=ExitCode.USAGE, hint="name a new folder")
+    keep.mkdir(parents=True, exist_ok=True)
+    return nullcontext(keep.resolve())
 
 
 def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
@@ -347,7 +332,7 @@ def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     with _folder(keep) as folder:
-        demo = Demo(folder, rounds, console)
+        demo = Demo(Path(folder), rounds, console)
         try:
             verdict = demo.run()
         finally:

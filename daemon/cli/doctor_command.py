@@ -60,6 +60,7 @@ def doctor(
       holdfast doctor
       holdfast doctor holdfast1.... --listen 0.0.0.0:29701
     """
+    import msgspec
     import trio
 
     from ...protocol.trust.invite import Invite
@@ -83,18 +84,15 @@ def doctor(
     if not any(finding.check == "clock" for finding in findings):
         no_clock = missing if ticket is None else line_checks.NO_MASTER
         findings.append(machine_checks.check_clock_alone(no_clock))
-    findings += machine_checks.check_state(folder, shared=state is None and ticket is None)
-    findings.append(machine_checks.check_disk(folder, line.needs))
+    shared = state is None and ticket is None
+    findings += machine_checks.check_state(folder, line.needs, shared=shared)
     findings.append(machine_checks.check_memory(line.needs))
     findings.append(machine_checks.check_files(line.needs))
     findings.append(machine_checks.check_buffers())
     findings.append(machine_checks.check_congestion())
     if as_json:
-        rows = [
-            {"check": f.check, "verdict": f.verdict.value, "text": f.text, "fix": f.fix}
-            for f in findings
-        ]
-        click.echo(json.dumps({"fit": not unfit(findings), "findings": rows}, indent=2))
+        answer = {"fit": not unfit(findings), "findings": msgspec.to_builtins(findings)}
+        click.echo(json.dumps(answer, indent=2))
     else:
         show_findings(findings)
     if unfit(findings):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +13,7 @@ import trio
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..process.exit_codes import ExitCode
-from ..process.paths import check_kind, check_source, locked, master_state
+from ..process.paths import check_kind, check_source, master_state
 from .options import (
     ADDRESS,
     FILE,
@@ -23,6 +21,7 @@ from .options import (
     advertise_option,
     http_host_option,
     quiet_option,
+    ready,
     screen,
 )
 
@@ -151,7 +150,8 @@ def master(
         also=also,
         http_names=http_host,
     )
-    with _ready(options.state, quiet=quiet) as shown:
+    check_kind(options.state, "master")
+    with ready(options.state), screen(quiet=quiet) as shown:
         if url is not None and spec is not None:
             trio.run(_shared(options, spec, url, key_file, shown))
         else:
@@ -211,7 +211,8 @@ def standby(
         invite=invite,
         http_names=http_host,
     )
-    with _ready(options.state, quiet=quiet) as shown:
+    check_kind(options.state, "master")
+    with ready(options.state), screen(quiet=quiet) as shown:
         trio.run(_shared(options, spec, url, key_file, shown))
 
 
@@ -229,18 +230,6 @@ def _folder(state: Path | None, run_toml: Path | None, spec: RunSpec | None) -> 
     folder = master_state(spec.run.name)
     check_source(folder, run_toml)
     return folder
-
-
-@contextmanager
-def _ready(folder: Path, *, quiet: bool) -> Iterator[Screen]:
-    """Lock the state directory and prepare this process; yield the screen."""
-    from ..process.this_machine import raise_descriptor_limit
-
-    check_kind(folder, "master")
-    with locked(folder), screen(quiet=quiet) as shown:
-        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
-        raise_descriptor_limit()
-        yield shown
 
 
 def _shared(

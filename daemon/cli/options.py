@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -14,74 +17,43 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
 from ...protocol.text import decoded, escaped, unprintable
-from ..peer.volunteer_limits import Hours
-from ..process.paths import check_kind
+from ..process.paths import check_kind, locked
 
 if TYPE_CHECKING:
     from ...protocol.trust.invite import Invite
     from ..process.screen import Screen
 
 HOURS_MAX = 87_600.0  # ten years; for an invite
+T = TypeVar("T")
 
 
-class AddressType(click.ParamType[Address]):
-    """An address; its port may be left out if there is a default."""
+class Parsed(click.ParamType[T]):
+    """A value that ``parse`` makes of a text; what it raises for other texts is shown."""
 
-    name = "host:port"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def __init__(self, default_port: int | None = None) -> None:
-        self._default_port = default_port
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Address:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):  # parsed already
+            return cast(T, value)
         try:
-            return value if isinstance(value, Address) else Address.parse(value, self._default_port)
+            return self._parse(value)
         except UserError as error:
             self.fail(f"{error}: {error.hint}", param, ctx)
 
 
-class HostType(click.ParamType[str]):
-    """A host's name or address without a port."""
-
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        address = AddressType(default_port=0).convert(value, param, ctx)
-        if address.port:
-            self.fail(f"{address} has a port: give {address.host}, for any port", param, ctx)
-        return address.host
+def _parse_host(text: str) -> str:
+    address = Address.parse(text, default_port=0)
+    if address.port:
+        raise click.BadParameter(f"{address} has a port: give {address.host}, for any port")
+    return address.host
 
 
-class NameType(click.ParamType[str]):
-    """A printable text of limited length; errors call it ``what``."""
-
-    name = "text"
-
-    def __init__(self, what: str, chars_min: int, chars_max: int) -> None:
-        self._what = what
-        self._chars_min = chars_min
-        self._chars_max = chars_max
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not self._chars_min <= len(value) <= self._chars_max or unprintable(value):
-            limits = f"{self._chars_min} to {self._chars_max} printable characters"
-            self.fail(f"{self._what} has {limits}", param, ctx)
-        return str(value)
-
-
-class HoursType(click.ParamType[Hours]):
-    """A part of the day."""
-
-    name = "hours"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Hours:
-        try:
-            return value if isinstance(value, Hours) else Hours.parse(value)
-        except UserError as error:
-            self.fail(f"{error}: {error.hint}", param, ctx)
+def _parse_name(text: str) -> str:
+    if not 0 < len(text) <= NAME_CHARS_MAX or unprintable(text):
+        raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
+    return text
 
 
 def parse_invite_option(
@@ -131,8 +103,8 @@ class NumberInRange(click.FloatRange):
         return number
 
 
-ADDRESS = AddressType()
-MEMBER_NAME = NameType("a name", 1, NAME_CHARS_MAX)
+ADDRESS = Parsed("host:port", Address.parse)
+MEMBER_NAME = Parsed("text", _parse_name)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 POSITIVE = NumberInRange(min=0, min_open=True)
@@ -145,7 +117,7 @@ state_option = click.option(
 advertise_option = click.option(
     "--advertise",
     multiple=True,
-    type=AddressType(default_port=0),
+    type=Parsed("host:port", partial(Address.parse, default_port=0)),
     metavar="HOST[:PORT]",
     help="HOST[:PORT] that other machines dial, if it differs from --listen; repeatable.",
 )
@@ -153,7 +125,7 @@ http_host_option = click.option(
     "--http-host",
     metavar="NAME",
     multiple=True,
-    type=HostType(),
+    type=Parsed("name", _parse_host),
     help=(
         "Also answer HTTP requests for this host name, e.g. a proxy's or a container host's;"
         " repeatable."
@@ -178,6 +150,17 @@ def screen(*, quiet: bool) -> Screen:
 
     sys.stdout.flush()
     return Screen(sys.stdout.fileno(), quiet=quiet)
+
+
+@contextmanager
+def ready(folder: Path) -> Iterator[None]:
+    """Lock a state directory, and prepare this process to be a daemon."""
+    from ..process.this_machine import raise_descriptor_limit
+
+    with locked(folder):
+        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
+        raise_descriptor_limit()
+        yield
 
 
 def tell(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
-from ..process.paths import locked, peer_state
+from ..process.paths import peer_state
 from .options import (
     ADDRESS,
     FOLDER,
@@ -21,6 +20,7 @@ from .options import (
     entering,
     parse_invite_option,
     patience_option,
+    ready,
     tell,
 )
 
@@ -93,7 +93,6 @@ def relay(
     from ...protocol.messages import RelayOffer
     from ..peer.peer_options import PeerOptions
     from ..peer.relay import run_relay
-    from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
     quota_bytes = 0 if quota is None else int(quota * 1e9)
@@ -108,7 +107,5 @@ def relay(
         patience_s=patience or None,
         relay=RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True),
     )
-    with locked(folder):
-        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
-        raise_descriptor_limit()
+    with ready(folder):
         trio.run(run_relay, options, tell)

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..metrics_store import PastEvent
 from ..process.paths import DaemonAddress
-from ..status_records import MasterStatus, PeerStatus, PendingRow, ShownRound, read
+from ..status_records import (
+    EVENTS_ANSWER_MAX,
+    ROUNDS_ANSWER_MAX,
+    MasterStatus,
+    PeerStatus,
+    PendingRow,
+    ShownRound,
+    read,
+)
 from .daemon_client import Json, call
 
 Status = MasterStatus | PeerStatus

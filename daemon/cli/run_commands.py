@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 from pathlib import Path
@@ -13,20 +12,21 @@ import trio
 from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
 from ..peer.volunteer_limits import Hours
-from ..process.paths import locked, peer_state
+from ..process.paths import peer_state
 from .options import (
     ADDRESS,
     FILE,
     FOLDER,
     MEMBER_NAME,
     POSITIVE,
-    HoursType,
+    Parsed,
     advertise_option,
     entering,
     http_host_option,
     parse_invite_option,
     patience_option,
     quiet_option,
+    ready,
     screen,
 )
 from .relay_command import PAIRS_DEFAULT
@@ -77,7 +77,7 @@ class Join(TakesCommand):
 @click.option(
     "--hours",
     metavar="FROM-TO",
-    type=HoursType(),
+    type=Parsed("hours", Hours.parse),
     help="Take part only in these hours of local time, e.g. 22-07.",
 )
 @click.option("--pause-on-battery", is_flag=True, help="Pause while the machine runs on battery.")
@@ -161,7 +161,6 @@ def join(
     from ..peer.availability import Volunteer
     from ..peer.peer_options import PeerOptions
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
-    from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, peer_state)
     check_command(command)
@@ -192,9 +191,7 @@ def join(
         limits=limits,
     )
     volunteered = VolunteerLimits(hours, pause_on_battery)
-    with locked(options.state), screen(quiet=quiet) as shown:
-        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
-        raise_descriptor_limit()
+    with ready(options.state), screen(quiet=quiet) as shown:
         trio.run(Volunteer(options, volunteered, shown.tell, shown).run)
 
 

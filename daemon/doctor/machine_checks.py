@@ -22,14 +22,14 @@ from pathlib import Path
 import psutil
 
 from ... import __version__
+from ...collectives.links.link_parts import LaneRules
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
-from ..congestion import examine, wanted_by_default
+from ..congestion import examine
 from ..process.memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
 from ..process.paths import CONTROL_FILE, LOCK_FILE, read_control
 from ..process.this_machine import descriptor_limit
 from .findings import Finding, fault, ok, skipped, warning
 
-PYTHON_MIN = (3, 11)
 # A clock before the date of this code is certainly wrong.
 EPOCH_S = 1_767_225_600.0  # 2026-01-01
 DISK_TRIED_BYTES = 2**20  # written and synced as a test
@@ -47,13 +47,8 @@ SYSCTL = Path("/proc/sys/net")
 def check_versions() -> Iterator[Finding]:
     """Check Python, holdfast and torch's build, without importing torch."""
     python = platform.python_version()
-    if sys.version_info < PYTHON_MIN:  # installers refuse this, a copied folder does not
-        yield fault("versions", f"Python {python}", "install Python 3.11 or newer")
-    else:
-        yield ok(
-            "versions",
-            f"holdfast {__version__}, Python {python}, protocol {VERSION_MIN} to {VERSION_MAX}",
-        )
+    text = f"holdfast {__version__}, Python {python}, protocol {VERSION_MIN} to {VERSION_MAX}"
+    yield ok("versions", text)
     yield _torch()
 
 
@@ -120,27 +115,38 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
 # ---------------------------------------------------------------- disk and state
 
 
-def check_state(state: Path, *, shared: bool) -> Iterator[Finding]:
-    """Check that the state folder (or that of all, if ``shared``) is writable, private and free."""
+def check_state(state: Path, needs: CheckAnswer | None, *, shared: bool) -> Iterator[Finding]:
+    """Check that the state folder (or that of all, if ``shared``) is private, writable and unused,
+    and that its disk is a persistent one with room for checkpoints and a partial copy.
+    """
     folder = _existing(state)
-    if folder == state.absolute() and not shared:
+    exists = folder == state.absolute()
+    if exists and not shared:
         yield from _check_unused(state)
         yield from _check_permissions(state)
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
-            probe.write(b"x")
-            probe.flush()
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            return  # check_disk reports a full disk
+    error = _fault_of_writing(folder)
+    if error is not None and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         yield fault(
             "state folder",
             f"nothing can be written in {folder}: {error.strerror}",
             "make it writable for this user, or choose another folder with --state DIR",
         )
-        return
-    exists = folder == state.absolute()
-    yield ok("state folder", str(state) + ("" if exists else " (will be created)"))
+        yield skipped("disk", f"nothing can be written in {folder}")
+    else:
+        yield ok("state folder", str(state) + ("" if exists else " (will be created)"))
+        yield _check_disk(folder, needs, error)
+
+
+def _fault_of_writing(folder: Path) -> OSError | None:
+    """Write and sync a megabyte, and remove it; return the error, if there is one."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
+            probe.write(bytes(DISK_TRIED_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error
+    return None
 
 
 def _check_unused(state: Path) -> Iterator[Finding]:
@@ -191,9 +197,7 @@ def _check_permissions(state: Path) -> Iterator[Finding]:
         )
 
 
-def check_disk(state: Path, needs: CheckAnswer | None) -> Finding:
-    """Check for room for checkpoints and a partial copy, on a persistent disk."""
-    folder = _existing(state)
+def _check_disk(folder: Path, needs: CheckAnswer | None, error: OSError | None) -> Finding:
     wanted = DISK_LEFT_BYTES
     if needs is not None:
         # The retained checkpoints, one being written, and the blocks of a partial copy.
@@ -204,14 +208,7 @@ def check_disk(state: Path, needs: CheckAnswer | None) -> Finding:
     fix = "free some space, or choose a folder on another disk with --state DIR"
     if free < wanted:
         return fault("disk", text, fix)
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
-            probe.write(bytes(DISK_TRIED_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            return skipped("disk", f"{text}; nothing can be written there")
+    if error is not None:
         return fault("disk", f"{text}, but a megabyte cannot be written: {error.strerror}", fix)
     if (kind := _file_system(folder)) in ("tmpfs", "ramfs"):
         return warning(
@@ -288,7 +285,7 @@ def check_buffers() -> Finding:
 
 def check_congestion() -> Finding:
     """Check which TCP congestion control this process's lanes get."""
-    report = examine(wanted_by_default())
+    report = examine(LaneRules().congestion)
     if not report.used:
         return skipped("congestion", report.text)
     if report.fix:

@@ -16,8 +16,8 @@ from ...collectives.links.link import Link
 from ...membership.shared.peer_rows import copy_row, format_copy, head_row
 from ...protocol.messages import Progress, Role
 from ...protocol.network.interface import Network
-from ...protocol.network.socket_options import PACED_ROUND_TRIP_S_MIN, counts_retransmissions
-from ..congestion import CongestionCheck, compare_with_lanes
+from ...protocol.network.socket_options import counts_retransmissions
+from ..congestion import CongestionCheck
 from ..metrics_store import MetricsStore
 from ..progress_lines import SavedWeights
 from ..sampling import Sampler
@@ -120,11 +120,7 @@ class StatusSource:
         service = self.service
         if service.spec is None:
             return None
-        report = self._congestion_check.look(service.spec.reduce.congestion)
-        lanes = [lane.facts for link in service.hub.links.values() for lane in link.lanes]
-        # Over short paths BBR is not even asked for.
-        far = (facts for facts in lanes if facts.round_trip_s >= PACED_ROUND_TRIP_S_MIN)
-        return compare_with_lanes(report, (facts.congestion for facts in far))
+        return self._congestion_check.look(service.spec.reduce.congestion)
 
     def _why_spare(self) -> str:
         """Return why this peer has no place; empty if it has one, or the reason is not known."""

@@ -16,7 +16,6 @@ from .pcp_messages import (
     ANSWER_BYTES_MAX,
     NONCE_BYTES,
     PORT,
-    AnswerKind,
     MapAnswer,
     MapRequest,
     NotUnderstoodError,
@@ -24,6 +23,7 @@ from .pcp_messages import (
     nat_pmp_address_request,
     nat_pmp_request,
     pcp_request,
+    read_nat_pmp_address,
     read_nat_pmp_answer,
     read_pcp_answer,
 )
@@ -84,16 +84,13 @@ class PcpGateway(Gateway):
 
     async def _ask_nat_pmp(self, lifetime_s: int) -> MapAnswer:
         request = MapRequest(self._own, self._nonce, lifetime_s, self._given)
-        port = self._own.port
         mapped = await self._exchange(
-            nat_pmp_request(request), lambda data: _of_kind(AnswerKind.MAPPED, data, port)
+            nat_pmp_request(request), lambda data: read_nat_pmp_answer(data, self._own.port)
         )
         if not lifetime_s:
             return mapped
-        where = await self._exchange(
-            nat_pmp_address_request(), lambda data: _of_kind(AnswerKind.ADDRESS, data, port)
-        )
-        return MapAnswer(AnswerKind.MAPPED, where.host, mapped.port, mapped.lifetime_s)
+        host = await self._exchange(nat_pmp_address_request(), read_nat_pmp_address)
+        return MapAnswer(host, mapped.port, mapped.lifetime_s)
 
     async def _exchange(self, data: bytes, read: Callable[[bytes], Answer | None]) -> Answer:
         """Send a request until it is answered; raises MappingError if it is not."""
@@ -114,8 +111,3 @@ class PcpGateway(Gateway):
                     f"the router {self._router} speaks neither PCP nor NAT-PMP ({error.strerror})"
                 ) from None
         raise MappingError(f"the router {self._router} answers neither PCP nor NAT-PMP")
-
-
-def _of_kind(kind: AnswerKind, data: bytes, port: int) -> MapAnswer | None:
-    answer = read_nat_pmp_answer(data, port)
-    return answer if answer is not None and answer.kind is kind else None

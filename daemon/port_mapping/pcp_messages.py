@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from enum import IntEnum
 
 from attrs import frozen
 
@@ -57,13 +56,6 @@ NAT_PMP_RESULTS = {2: RESULTS[2], 3: RESULTS[7], 4: RESULTS[8], 5: RESULTS[4]}
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class AnswerKind(IntEnum):
-    """What an answer is about."""
-
-    MAPPED = 1
-    ADDRESS = 2  # NAT-PMP's: the router's public address
-
-
 class RefusedError(Exception):
     """The router does not map the port; the text says why."""
 
@@ -95,9 +87,8 @@ class MapRequest:
 
 @frozen
 class MapAnswer:
-    """What the router gave; NAT-PMP tells the host in an answer of its own."""
+    """What the router gave; NAT-PMP tells the host in an answer of its own: empty in this one."""
 
-    kind: AnswerKind
     host: str
     port: int
     lifetime_s: int
@@ -143,7 +134,7 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
     if result:
         raise RefusedError(_why(result, RESULTS))
     host = ipaddress.IPv6Address(packed)
-    return MapAnswer(AnswerKind.MAPPED, str(host.ipv4_mapped or host), port, lifetime_s)
+    return MapAnswer(str(host.ipv4_mapped or host), port, lifetime_s)
 
 
 def nat_pmp_request(request: MapRequest) -> bytes:
@@ -159,23 +150,31 @@ def nat_pmp_address_request() -> bytes:
     return bytes([NAT_PMP_VERSION, _NAT_PMP_ADDRESS])
 
 
+def read_nat_pmp_address(data: bytes) -> str | None:
+    """Return the router's public address; None for another answer; RefusedError if refused."""
+    rest = _nat_pmp_fields(data, _NAT_PMP_ADDRESS)
+    return str(ipaddress.IPv4Address(rest[:4])) if len(rest) >= 4 else None
+
+
 def read_nat_pmp_answer(data: bytes, own_port: int) -> MapAnswer | None:
-    """Return what a datagram says, None for another request; raise RefusedError if refused."""
-    if len(data) < _NAT_PMP_ANSWER.size:
+    """Return what the router gave; None for another answer; raise RefusedError if refused."""
+    rest = _nat_pmp_fields(data, _NAT_PMP_MAP_TCP)
+    if len(rest) < _NAT_PMP_MAPPED.size:
         return None
+    mapped_port, port, lifetime_s = _NAT_PMP_MAPPED.unpack_from(rest)
+    return MapAnswer("", port, lifetime_s) if mapped_port == own_port else None
+
+
+def _nat_pmp_fields(data: bytes, wanted_opcode: int) -> bytes:
+    """Return what stands behind the head of an answer; nothing for an answer to another request."""
+    if len(data) < _NAT_PMP_ANSWER.size:
+        return b""
     version, opcode, result, _epoch = _NAT_PMP_ANSWER.unpack_from(data)
     if version != NAT_PMP_VERSION or not opcode & _RESPONSE:
-        return None
+        return b""
     if result:
         raise RefusedError(_why(result, NAT_PMP_RESULTS))
-    rest = data[_NAT_PMP_ANSWER.size :]
-    if opcode == _RESPONSE | _NAT_PMP_ADDRESS and len(rest) >= 4:
-        return MapAnswer(AnswerKind.ADDRESS, str(ipaddress.IPv4Address(rest[:4])), 0, 0)
-    if opcode == _RESPONSE | _NAT_PMP_MAP_TCP and len(rest) >= _NAT_PMP_MAPPED.size:
-        mapped_port, port, lifetime_s = _NAT_PMP_MAPPED.unpack_from(rest)
-        if mapped_port == own_port:
-            return MapAnswer(AnswerKind.MAPPED, "", port, lifetime_s)
-    return None
+    return data[_NAT_PMP_ANSWER.size :] if opcode == _RESPONSE | wanted_opcode else b""
 
 
 def _packed(address: IpAddress) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -87,7 +88,8 @@ def make_app(
             *(_action_route(name, action, token) for name, action in actions.items()),
             *(_private_route(name, read, token) for name, read in (private_reads or {}).items()),
             *routes,
-        ]
+        ],
+        exception_handlers={HTTPException: _refused, UserError: _failed},
     )
     return _Headed(Named(app, names or HostNames()))
 
@@ -119,51 +121,52 @@ def read_route(name: str, read: Callable[[], object]) -> Route:
     return Route(f"/api/{name}", handle, methods=["GET"])
 
 
+async def _refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = answer({"error": error.detail}, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, UserError)
+    return answer({"error": str(error), "hint": error.hint, "exit_code": error.exit_code}, 422)
+
+
 def _private_route(name: str, read: PrivateRead, token: str) -> Route:
     async def handle(request: Request) -> Response:
-        return _unauthorised(request, token) or await read(request.query_params)
+        _check_token(request, token)
+        return await read(request.query_params)
 
     return Route(f"/api/{name}", handle, methods=["GET"])
 
 
-def _unauthorised(request: Request, token: str) -> Response | None:
-    """Return the answer to a request without the token; None if it has it."""
-    given = request.headers.get("authorization", "")
-    if hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        return None
-    return answer({"error": "this needs the bearer token from the run's state directory"}, 401)
-
-
 def _action_route(name: str, action: Action, token: str) -> Route:
     async def handle(request: Request) -> Response:
-        if (refusal := _unauthorised(request, token)) is not None:
-            return refusal
-        body = await _body(request)
-        if isinstance(body, Response):
-            return body
-        try:
-            return answer(await action(body))
-        except UserError as error:
-            return answer(
-                {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}, 422
-            )
+        _check_token(request, token)
+        return answer(await action(await _body(request)))
 
     return Route(f"/api/{name}", handle, methods=["POST"])
 
 
-async def _body(request: Request) -> Json | Response:
-    """Return the body of an action, or the answer to a body that is none."""
+def _check_token(request: Request, token: str) -> None:
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        raise HTTPException(401, "this needs the bearer token from the run's state directory")
+
+
+async def _body(request: Request) -> Json:
+    """Return the body of an action; none is an empty one."""
     raw = b""
     async with aclosing(request.stream()) as stream:
         async for part in stream:
             raw += part
             if len(raw) > BODY_BYTES_MAX:
-                return answer({"error": f"the body has more than {BODY_BYTES_MAX:,} bytes"}, 413)
-    if not raw:
-        return {}
+                raise HTTPException(413, f"the body has more than {BODY_BYTES_MAX:,} bytes")
     try:
-        value = json.loads(raw)
+        value = json.loads(raw or "{}")
     except (ValueError, RecursionError):  # RecursionError: deep nesting
         value = None
-    no_object = answer({"error": "the body must be a JSON object"}, 400)
-    return value if isinstance(value, dict) else no_object
+    if not isinstance(value, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return value

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
@@ -75,8 +74,4 @@ def control_side(
         token_file=(state / CONTROL_FILE).absolute(),
     )
     with listener, published(state, DaemonAddress(kind, url, token, os.getpid())):
-        yield partial(serve_http, app, listener), url
-
-
-async def serve_http(app: ASGIApp, listener: socket.socket) -> None:
-    await Connections(app).serve(listener)
+        yield partial(Connections(app).serve, listener), url

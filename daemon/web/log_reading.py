@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ..process.log_ring import LINES_KEPT_MAX, LogRing, PeerLog
 from .app import PrivateRead
 from .json_answers import answer
-from .run_history import QueryError, UnixTime, parse_query
+from .run_history import UnixTime, parse_query
 
 LINES_DEFAULT = 100
 
@@ -25,10 +25,7 @@ class LogQuery(Struct, forbid_unknown_fields=True):
 
 def log_reading(name: str, ring: LogRing) -> PrivateRead:
     async def read(given: Mapping[str, str]) -> Response:
-        try:
-            query = parse_query(given, LogQuery)
-        except QueryError as error:
-            return answer({"error": str(error)}, 400)
+        query = parse_query(given, LogQuery)
         return answer(PeerLog(name, tuple(ring.tail(query.lines, after=query.after))))
 
     return read

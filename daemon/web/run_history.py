@@ -9,16 +9,16 @@ import attrs
 import msgspec
 import trio
 from msgspec import Meta, Struct, field
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ...membership.shared.event_kind import EventKind
 from ...protocol.network.interface import Network
-from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..curves import EVERYBODY, LINE_COLUMNS, as_columns, member_columns
 from ..metrics_store import MetricsStore
-from ..status_records import MasterStatus, PeerStatus
+from ..status_records import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX, MasterStatus, PeerStatus
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
@@ -53,12 +53,10 @@ class MemberQuery(HistoryQuery, forbid_unknown_fields=True):
     peer: Text = ""
 
 
-class LinesQuery(Struct, forbid_unknown_fields=True):
+class LinesQuery(HistoryQuery, forbid_unknown_fields=True):
+    points: PointCount = LINE_POINTS_DEFAULT
     figure: Text = ""
     column: Text = ""
-    points: PointCount = LINE_POINTS_DEFAULT
-    from_at: UnixTime | None = field(name="from", default=None)
-    to_at: UnixTime | None = field(name="to", default=None)
 
     @property
     def of(self) -> str:
@@ -89,8 +87,11 @@ class EventsQuery(Struct, forbid_unknown_fields=True):
         return kinds
 
 
-class QueryError(ValueError):
+class QueryError(HTTPException):
     """An invalid query; the text is shown to people."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(400, text)
 
 
 def parse_query(given: Mapping[str, str], kind: type[Q]) -> Q:
@@ -105,11 +106,7 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
     """Make ``GET /api/status``; ``status`` is told whether ended rounds and events are wanted."""
 
     async def handle(request: Request) -> Response:
-        try:
-            past = parse_query(request.query_params, StatusQuery).past
-        except QueryError as error:
-            return answer({"error": str(error)}, 400)
-        return answer(status(bool(past)))
+        return answer(status(bool(parse_query(request.query_params, StatusQuery).past)))
 
     return Route("/api/status", handle, methods=["GET"])
 
@@ -125,11 +122,8 @@ class _Readers:
         """Make the route ``GET /api/NAME``; ``kind`` are its parameters."""
 
         async def handle(request: Request) -> Response:
-            try:
-                query = parse_query(request.query_params, kind)
-                return await self._network.run_sync(lambda: ask(query), self._limiter)
-            except QueryError as error:
-                return answer({"error": str(error)}, 400)
+            query = parse_query(request.query_params, kind)
+            return await self._network.run_sync(lambda: ask(query), self._limiter)
 
         return Route(f"/api/{name}", handle, methods=["GET"])
 
@@ -168,7 +162,7 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
     def member(query: MemberQuery) -> Response:
         found = history.member(query.peer)
         if found is None:
-            return answer({"error": f"the history has no member {query.peer!r}"}, 404)
+            raise HTTPException(404, f"the history has no member {query.peer!r}")
         return _member_answer(history, query, found)
 
     def lines(query: LinesQuery) -> Response:

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import STRANGE, training_run, watch
-from tests.browser.test_page import give_token, row, row_named, token_of
+from tests.browser.test_page import give_token, row, row_named, token_of, until_rounds
 from tests.processes.harness import Fleet, member, role
 
 pytestmark = pytest.mark.slow
@@ -72,13 +72,7 @@ def test_a_restart_of_the_master_is_survived(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#connection")).to_contain_text("live")
     expect(page.locator("#away")).to_be_hidden()
     expect(page.locator("#foot")).to_contain_text("term 2")
-    committed = fleet.until_committed(1)["committed"]
-    page.wait_for_function(
-        """least => [...document.querySelectorAll('.figure')].some(each =>
-             each.querySelector('dt').textContent === 'Rounds' &&
-             Number(each.querySelector('dd').textContent.replace(',', '')) >= least)""",
-        arg=committed,
-    )
+    until_rounds(page, fleet.until_committed(1)["committed"])
     assert page.evaluate("window.sameDocument") is True
     watch(page).expect("net::ERR_")  # while it was away
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import url
-from tests.browser.test_page import figure, row
+from tests.browser.test_page import figure, row, too_wide
 from tests.processes.harness import Fleet, contributing, spec
 
 pytestmark = pytest.mark.slow
@@ -63,11 +63,7 @@ def test_a_peer_that_has_lost_gpus_says_so_and_waits_if_too_few_are_left(
         f"The trainer waits: 5 of 8 GPUs, 6 needed (GPU 5: {SICK};"
     )
     expect(figure(page, "Trainer")).to_have_text("waits")
-    wide = page.locator(".figures dd").evaluate_all(
-        "cells => cells.filter(each => each.scrollWidth > each.clientWidth + 1)"
-        ".map(each => each.textContent)"
-    )
-    assert wide == []
+    assert too_wide(page) == []
     page.goto(url(fleet, "master"))
     expect(note(page, fleet, "birch")).to_have_text("waiting for its trainer; 5 of 8 GPUs")
 

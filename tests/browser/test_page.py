@@ -34,6 +34,25 @@ def number(shown: Locator) -> int:
     return int(shown.inner_text().replace(",", ""))
 
 
+def until_rounds(page: Page, least: int) -> None:
+    """Wait until the page shows so many rounds, without looking at it in between."""
+    page.wait_for_function(
+        """least => [...document.querySelectorAll('.figure')].some(each =>
+             each.querySelector('dt').textContent === 'Rounds' &&
+             Number(each.querySelector('dd').textContent.replace(',', '')) >= least)""",
+        arg=least,
+    )
+
+
+def too_wide(page: Page) -> list[str]:
+    """Return the figures that are wider than their cells."""
+    found: list[str] = page.locator(".figures dd").evaluate_all(
+        "cells => cells.filter(each => each.scrollWidth > each.clientWidth + 1)"
+        ".map(each => each.textContent)"
+    )
+    return found
+
+
 def give_token(page: Page, token: str) -> None:
     dialog = page.get_by_role("dialog", name="Bearer token")
     dialog.get_by_label("Token").fill(token)
@@ -65,13 +84,7 @@ def test_the_page_shows_the_run_and_asks_nobody_else(page: Page, fleet: Fleet) -
 
 def test_the_page_updates_live(page: Page) -> None:
     page.evaluate("window.sameDocument = true")
-    before = number(figure(page, "Rounds"))
-    page.wait_for_function(
-        """before => [...document.querySelectorAll('.figure')].some(each =>
-             each.querySelector('dt').textContent === 'Rounds' &&
-             Number(each.querySelector('dd').textContent.replace(',', '')) >= before + 2)""",
-        arg=before,
-    )
+    until_rounds(page, number(figure(page, "Rounds")) + 2)
     assert page.evaluate("window.sameDocument") is True
     expect(page.locator("#connection")).to_contain_text("live")
 
@@ -115,11 +128,7 @@ def test_no_figure_is_wider_than_its_cell(page: Page, fleet: Fleet) -> None:
     for name in ("master", "alder"):
         open_live(page, url(fleet, name))
         expect(page.locator("canvas").first).to_be_visible()
-        wide = page.locator(".figures dd").evaluate_all(
-            "cells => cells.filter(each => each.scrollWidth > each.clientWidth + 1)"
-            ".map(each => each.textContent)"
-        )
-        assert wide == []
+        assert too_wide(page) == []
 
 
 def legend(page: Page, chart: str) -> Locator:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import open_live, url, watch
+from tests.browser.conftest import url, watch
 from tests.browser.test_page import figure, give_token, token_of
 from tests.processes.harness import Fleet, spec
 
@@ -21,25 +21,14 @@ ROUNDS = 12
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """A master that no machine has joined yet."""
     with Fleet(tmp_path, strict=False) as made:
         made.start_master(spec(rounds=ROUNDS, min_members=1, sync_every=50))
         yield made
 
 
-@pytest.fixture
-def page(browser: Browser, alone: Fleet) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    watched = watch(page)
-    open_live(page, url(alone, "master"))
-    yield page
-    context.close()
-    assert watched.complaints == []
-
-
-def test_an_empty_page_says_how_to_join(page: Page, alone: Fleet) -> None:
+def test_an_empty_page_says_how_to_join(page: Page, fleet: Fleet) -> None:
     start = page.locator("#start")
     expect(start).to_contain_text("No machine has joined yet")
     expect(page.locator("#join-command")).to_have_text("holdfast join INVITE -- python train.py")
@@ -49,7 +38,7 @@ def test_an_empty_page_says_how_to_join(page: Page, alone: Fleet) -> None:
     assert "1970" not in page.locator("body").inner_text()
 
     page.get_by_role("button", name="Make the join command").click()
-    give_token(page, token_of(alone))
+    give_token(page, token_of(fleet))
     command = page.locator("#join-command")
     expect(command).to_have_text(re.compile(r"^holdfast join holdfast1\.\S+ -- python train\.py$"))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -57,28 +46,28 @@ def test_an_empty_page_says_how_to_join(page: Page, alone: Fleet) -> None:
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == command.inner_text()
-    alone.invites["alder"] = copied.split()[2]  # the first machine joins with what was copied
+    fleet.invites["alder"] = copied.split()[2]  # the first machine joins with what was copied
 
 
-def test_an_empty_chart_has_no_axes(page: Page, alone: Fleet) -> None:
-    alone.join("alder", command=())  # a member without a trainer
+def test_an_empty_chart_has_no_axes(page: Page, fleet: Fleet) -> None:
+    fleet.join("alder", command=())  # a member without a trainer
     expect(page.locator("#start")).to_be_hidden()
     expect(page.locator("#run")).to_be_visible()
     expect(page.locator("#members tbody tr")).to_have_count(1)
     for chart in ("#loss-chart", "#speed-chart"):
         expect(page.locator(chart)).to_contain_text("No points yet.")
     expect(page.locator(".u-wrap")).to_have_count(0)
-    alone.nodes["alder"].process.terminate()
-    alone.nodes["alder"].wait()
+    fleet.nodes["alder"].process.terminate()
+    fleet.nodes["alder"].wait()
 
 
 def test_a_finished_run_has_an_ending_that_a_restart_of_the_master_keeps(
-    page: Page, alone: Fleet
+    page: Page, fleet: Fleet
 ) -> None:
-    alone.join("alder", "--pause", "0.01", "--figures", founder=True)
+    fleet.join("alder", "--pause", "0.01", "--figures", founder=True)
     expect(page.locator("#state")).to_contain_text("training")
     expect(page.locator("#state")).to_contain_text("finished", timeout=120_000)
-    assert alone.nodes["alder"].wait() == 0
+    assert fleet.nodes["alder"].wait() == 0
     for _load in range(2):
         ending = page.locator("#ending")
         expect(ending).to_contain_text("The run is finished")
@@ -102,14 +91,14 @@ def test_a_finished_run_has_an_ending_that_a_restart_of_the_master_keeps(
         expect(page.locator("#actions")).to_be_hidden()
         expect(page.locator("#loss-chart canvas")).to_be_visible()
         page.reload()
-    alone.nodes["master"].process.terminate()
-    alone.nodes["master"].wait()
-    alone.restart_master()
-    page.goto(url(alone, "master"))
+    fleet.nodes["master"].process.terminate()
+    fleet.nodes["master"].wait()
+    fleet.restart_master()
+    page.goto(url(fleet, "master"))
     expect(page.locator("#ending")).to_contain_text("The run is finished")
     expect(page.locator("#logged [data-figure='error'] canvas")).to_be_visible()
     expect(page.locator("#loss-chart canvas")).to_be_visible()
-    page.goto(f"{url(alone, 'master')}/#member=alder")
+    page.goto(f"{url(fleet, 'master')}/#member=alder")
     expect(page.locator("#own-loss-chart canvas")).to_be_visible()
     expect(page.locator("#member [data-figure='rank'] canvas")).to_be_visible()
     watch(page).expect("net::ERR_")  # while the master was away

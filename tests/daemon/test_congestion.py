@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,17 +14,15 @@ import msgspec
 import pytest
 import trio
 
+from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.daemon import congestion
 from holdfast.daemon.congestion import (
     CHECK_AGAIN_S,
     CongestionCheck,
     CongestionSettings,
-    ModuleState,
-    compare_with_lanes,
     examine,
     explain,
     read_settings,
-    wanted_by_default,
 )
 from holdfast.daemon.peer.peer_config import CurrentSpec
 from holdfast.daemon.peer.relay import make_forwarder
@@ -51,9 +48,8 @@ from tests.trust import admitted
 STOCK = CongestionSettings(
     default="cubic",
     allowed=("reno", "cubic"),
-    module=ModuleState.LOADABLE,
+    loaded=False,
     elsewhere=False,
-    release="6.1.0-18-amd64",
 )
 SYSCTL = Path("/proc/sys/net/ipv4")
 # A process of root that may do anything but choose a restricted congestion control.
@@ -69,7 +65,7 @@ print(msgspec.json.encode(examine(sys.argv[1])).decode())
 
 
 def test_what_is_used_as_wanted_needs_no_fix() -> None:
-    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr"), module=ModuleState.LOADED)
+    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr"), loaded=True)
     report = explain("bbr", "bbr", loaded)
     assert (report.text, report.fix) == ("lanes use bbr", "")
     # A default is permitted even where another list was written since.
@@ -96,11 +92,10 @@ def test_a_module_that_is_not_loaded_is_to_be_loaded_now_and_after_a_reboot() ->
         "as root: `modprobe tcp_bbr`, for after a reboot "
         "`echo tcp_bbr > /etc/modules-load.d/holdfast.conf`"
     )
-    assert explain("bbr", "cubic", attrs.evolve(STOCK, module=ModuleState.UNKNOWN)) == report
 
 
 def test_a_module_that_is_loaded_but_not_allowed_is_added_to_the_machines_list() -> None:
-    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "cdg"), module=ModuleState.LOADED)
+    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "cdg"), loaded=True)
     report = explain("bbr", "cubic", loaded)
     assert "this machine's settings do not allow it" in report.text
     line = "net.ipv4.tcp_allowed_congestion_control=reno cubic cdg bbr"
@@ -110,13 +105,6 @@ def test_a_module_that_is_loaded_but_not_allowed_is_added_to_the_machines_list()
     )
     unread = explain("bbr", "cubic", attrs.evolve(loaded, allowed=None))
     assert "control=reno cubic bbr'" in unread.fix
-
-
-def test_a_kernel_without_the_module_gets_no_command_that_would_fail() -> None:
-    report = explain("bbr", "cubic", attrs.evolve(STOCK, module=ModuleState.MISSING))
-    assert "kernel 6.1.0-18-amd64 comes without its module tcp_bbr" in report.text
-    assert "`" not in report.fix
-    assert "a kernel that has tcp_bbr" in report.fix
 
 
 def test_a_container_is_told_to_ask_its_host() -> None:
@@ -140,61 +128,29 @@ def test_a_system_that_does_not_tell_is_not_told_anything() -> None:
 
 
 def test_the_doctor_asks_for_what_lanes_ask_for() -> None:
-    assert wanted_by_default() == ReduceTable().congestion == "bbr"
+    assert LaneRules().congestion == ReduceTable().congestion == "bbr"
 
 
 # ---------------------------------------------------------------- the kernel's files
 
 
-@pytest.mark.parametrize(
-    ("dep", "builtin", "state"),
-    [
-        ("kernel/net/ipv4/tcp_bbr.ko: \n", "", ModuleState.LOADABLE),
-        ("kernel/net/ipv4/tcp_bbr.ko.xz: kernel/net/sched/x.ko.xz\n", "", ModuleState.LOADABLE),
-        ("kernel/net/ipv4/tcp_cdg.ko.zst:\n", "kernel/net/ipv4/tcp_bbr.ko\n", ModuleState.LOADABLE),
-        ("kernel/net/ipv4/tcp_bbr2.ko:\nkernel/x/my_tcp_bbr.ko:\n", "", ModuleState.MISSING),
-        (None, "kernel/net/ipv4/tcp_cubic.ko\n", ModuleState.MISSING),
-        (None, None, ModuleState.UNKNOWN),
-    ],
-)
-def test_modules_are_found_in_the_kernels_lists(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dep: str | None,
-    builtin: str | None,
-    state: ModuleState,
-) -> None:
-    folder = tmp_path / "modules" / os.uname().release
-    folder.mkdir(parents=True)
-    for name, text in (("modules.dep", dep), ("modules.builtin", builtin)):
-        if text is not None:
-            (folder / name).write_text(text)
-    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())  # the tests may run in one
-    sysctl = tmp_path / "ipv4"
-    sysctl.mkdir()
-    (sysctl / "tcp_available_congestion_control").write_text("reno cubic\n")
-    (sysctl / "tcp_allowed_congestion_control").write_text("reno cubic\n")
-    (sysctl / "tcp_congestion_control").write_text("cubic\n")
-    read = read_settings("bbr", sysctl, tmp_path / "modules")
-    assert read == attrs.evolve(STOCK, module=state, release=os.uname().release)
-    (sysctl / "tcp_available_congestion_control").write_text("reno cubic bbr\n")
-    assert read_settings("bbr", sysctl, tmp_path / "modules").module is ModuleState.LOADED
-    (sysctl / "tcp_allowed_congestion_control").chmod(0o444)  # as in another network namespace
-    assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
-    (sysctl / "tcp_allowed_congestion_control").chmod(0o644)
-    mark = tmp_path / "dockerenv"
-    monkeypatch.setattr(congestion, "CONTAINER_MARKS", (mark,))
-    assert not read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
-    mark.touch()
-    assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
-
-
-def test_a_system_without_the_files_is_read_as_unknown(
+def test_settings_are_read_and_where_they_can_be_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())
-    read = read_settings("bbr", tmp_path, tmp_path)
-    assert read == CongestionSettings("", None, ModuleState.UNKNOWN, False, os.uname().release)
+    mark = tmp_path / "dockerenv"
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", (mark,))  # the tests may run in one
+    assert read_settings("bbr", tmp_path) == CongestionSettings("", None, False, False)
+    allowed = tmp_path / "tcp_allowed_congestion_control"
+    allowed.write_text("reno cubic\n")
+    (tmp_path / "tcp_available_congestion_control").write_text("reno cubic bbr\n")
+    (tmp_path / "tcp_congestion_control").write_text("cubic\n")
+    assert read_settings("bbr", tmp_path) == attrs.evolve(STOCK, loaded=True)
+    assert read_settings("cdg", tmp_path) == STOCK
+    allowed.chmod(0o444)  # as in another network namespace
+    assert read_settings("bbr", tmp_path).elsewhere
+    allowed.chmod(0o644)
+    mark.touch()
+    assert read_settings("bbr", tmp_path).elsewhere
 
 
 # ---------------------------------------------------------------- this machine
@@ -278,19 +234,6 @@ def test_a_peer_looks_again_while_something_is_to_be_done() -> None:
     assert asked == ["bbr", "bbr"], "nothing is left to be done"
     assert check.look("cubic").wanted == "cubic"
     assert asked == ["bbr", "bbr", "cubic"]
-
-
-def test_lanes_that_were_opened_before_it_was_allowed_need_a_restart() -> None:
-    allowed = explain("bbr", "bbr", attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr")))
-    assert compare_with_lanes(allowed, ["bbr", "", "bbr"]) is allowed
-    old = compare_with_lanes(allowed, ["bbr", "cubic", "cubic"])
-    assert old.text == (
-        "new lanes use bbr; those opened before still use cubic, for a minute at most"
-    )
-    assert old.fix == ""
-    refused = explain("bbr", "cubic", STOCK)
-    assert compare_with_lanes(refused, ["bbr", "cubic"]) is refused
-    assert compare_with_lanes(explain("", "cubic", STOCK), ["bbr"]).fix == ""
 
 
 @pytest.mark.real_time

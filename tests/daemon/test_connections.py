@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.daemon.process.this_machine import DESCRIPTORS_WANTED, raise_descriptor_limit
 from holdfast.daemon.web import connections as module
-from holdfast.daemon.web.connections import SEND_S, connections_max
-from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.daemon.web.connections import SEND_S, Connections, connections_max
+from holdfast.daemon.web.http_server import bind_http
 from holdfast.protocol.addresses import Address
 from tests.background import background
 
@@ -86,7 +86,7 @@ def descriptors() -> int:
 async def an_app() -> AsyncIterator[App]:
     app = App()
     async with background() as nursery:
-        nursery.start_soon(serve_http, app, app.listener)
+        nursery.start_soon(Connections(app).serve, app.listener)
         yield app
 
 
@@ -217,7 +217,7 @@ async def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
     monkeypatch.setattr(module, "SEND_S", 1_000.0)
     app = App()
     async with background() as nursery:
-        nursery.start_soon(serve_http, app, app.listener)
+        nursery.start_soon(Connections(app).serve, app.listener)
         stream = await app.dial()
         await stream.send_all(ASK.replace(b"/", b"/large", 1))
         await until(lambda: app.waiting > 0)
@@ -225,17 +225,14 @@ async def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
     await stream.aclose()
 
 
-@pytest.mark.parametrize(("soft", "most"), [(128, 32), (256, 64), (1_024, 128), (8, 4)])
+@pytest.mark.parametrize(
+    ("soft", "most"), [(128, 32), (256, 64), (1_024, 128), (8, 4), (resource.RLIM_INFINITY, 128)]
+)
 def test_http_may_have_a_quarter_of_the_descriptors(
     soft: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, soft))
     assert connections_max() == most
-
-
-def test_there_may_be_no_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _which: (resource.RLIM_INFINITY,) * 2)
-    assert connections_max() == module.CONNECTIONS_MAX
 
 
 @pytest.mark.parametrize(

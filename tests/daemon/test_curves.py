@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from holdfast.daemon import curves as module
@@ -99,13 +97,6 @@ def test_a_thinned_answer_has_means_and_the_newest_point(kept: Kept) -> None:
     assert [row[1] for row in part] == [10, 11, 12]
 
 
-def test_a_long_time_without_points_is_a_gap(kept: Kept) -> None:
-    times = [*range(0, 20, 2), *range(500, 520, 2)]
-    kept.history.write(members=[point(at) for at in times])
-    assert columns(kept)["step"] == [*range(0, 20, 2), None, *range(500, 520, 2)]
-    assert columns(kept)["loss"][10] is None
-
-
 def test_slow_points_are_no_gaps(kept: Kept) -> None:
     """With 1,000 members each has a point every 50 seconds."""
     kept.history.write(members=[point(at) for at in range(0, 1_000, 50)])
@@ -177,17 +168,6 @@ def test_the_first_and_last_loss_are_found(kept: Kept) -> None:
     assert kept.history.losses() == (None, None)
     kept.history.write([Point(1.0), Point(2.0, loss=4.0), Point(3.0, loss=2.0), Point(4.0)])
     assert kept.history.losses() == (4.0, 2.0)
-
-
-def test_a_history_without_these_tables_gets_them(tmp_path: Path) -> None:
-    """As a file that was written before members had curves."""
-    kept = Kept(tmp_path)
-    for table in ("series", "points"):
-        kept.history._db.execute(f"drop table {table}")
-    kept.reopen()
-    assert kept.history.write(members=[point(1)])
-    assert columns(kept)["step"] == [1]
-    assert kept.warnings == []
 
 
 def test_utilisation_is_of_the_last_seconds() -> None:

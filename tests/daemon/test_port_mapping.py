@@ -21,7 +21,6 @@ from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapp
 from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
     NONCE_BYTES,
-    AnswerKind,
     MapAnswer,
     MapRequest,
     NotUnderstoodError,
@@ -29,6 +28,7 @@ from holdfast.daemon.port_mapping.pcp_messages import (
     nat_pmp_address_request,
     nat_pmp_request,
     pcp_request,
+    read_nat_pmp_address,
     read_nat_pmp_answer,
     read_pcp_answer,
 )
@@ -88,7 +88,7 @@ def test_requests_of_nat_pmp_have_the_bytes_of_the_rfc() -> None:
 
 
 def test_an_answer_of_pcp_is_read() -> None:
-    expected = MapAnswer(AnswerKind.MAPPED, GIVEN.host, GIVEN.port, 3_600)
+    expected = MapAnswer(GIVEN.host, GIVEN.port, 3_600)
     assert read_pcp_answer(pcp_answer(), REQUEST) == expected
 
 
@@ -120,25 +120,27 @@ def test_a_refusal_of_pcp_says_why(data: bytes, error: type[Exception], text: st
 def test_answers_of_nat_pmp_are_read() -> None:
     mapped = bytes([0, 130, 0, 0, 0, 0, 0, 5]) + OWN.port.to_bytes(2, "big")
     mapped += GIVEN.port.to_bytes(2, "big") + (60).to_bytes(4, "big")
-    expected = MapAnswer(AnswerKind.MAPPED, "", GIVEN.port, 60)
+    expected = MapAnswer("", GIVEN.port, 60)
     assert read_nat_pmp_answer(mapped, OWN.port) == expected
     assert read_nat_pmp_answer(mapped, 1) is None
     where = bytes([0, 128, 0, 0, 0, 0, 0, 5, 203, 0, 113, 9])
-    expected = MapAnswer(AnswerKind.ADDRESS, GIVEN.host, 0, 0)
-    assert read_nat_pmp_answer(where, OWN.port) == expected
+    assert read_nat_pmp_address(where) == GIVEN.host
+    assert read_nat_pmp_address(mapped) is None
+    assert read_nat_pmp_answer(where, OWN.port) is None
     with pytest.raises(RefusedError, match="allow nobody"):
         read_nat_pmp_answer(bytes([0, 130, 0, 2, 0, 0, 0, 5]), OWN.port)
 
 
 @given(st.binary(max_size=80))
 def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
-    reads: list[Callable[[], MapAnswer | None]] = [
+    reads: list[Callable[[], MapAnswer | str | None]] = [
         lambda: read_pcp_answer(data, REQUEST),
         lambda: read_nat_pmp_answer(data, OWN.port),
+        lambda: read_nat_pmp_address(data),
     ]
     for read in reads:
         with suppress(RefusedError):
-            assert isinstance(read(), MapAnswer | None)
+            assert isinstance(read(), MapAnswer | str | None)
 
 
 def test_addresses_that_everybody_can_dial_are_told_apart() -> None:

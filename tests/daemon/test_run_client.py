@@ -16,7 +16,8 @@ from holdfast.daemon.cli.run_client import events_of, rounds_of
 from holdfast.daemon.cli.run_tables import format_round_reason
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.process.paths import DaemonAddress
-from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.daemon.web.connections import Connections
+from holdfast.daemon.web.http_server import bind_http
 from holdfast.protocol.addresses import Address
 from tests.background import background
 
@@ -33,7 +34,7 @@ async def test_polls_share_a_connection() -> None:
 
     listener, url = bind_http(Address("127.0.0.1", 0))
     async with background() as nursery:
-        nursery.start_soon(serve_http, app, listener)
+        nursery.start_soon(Connections(app).serve, listener)
         control = DaemonAddress("peer", url, "", 0)
         for _ in range(5):
             answer = await trio.to_thread.run_sync(daemon_client.call, control, "status", None)

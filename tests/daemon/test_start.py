@@ -179,8 +179,6 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         echo "${COMPREPLY[@]}"
     }
     ask holdfast do
-    ask holdfast config ch
-    ask holdfast checkpoint list --js
     ask holdfast events --kind le
     """
     done = subprocess.run(
@@ -193,4 +191,4 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     assert done.stderr == ""
     registered, *answers = done.stdout.splitlines()
     assert registered.endswith("holdfast")
-    assert answers == ["doctor", "check", "--json", "leave"]
+    assert answers == ["doctor", "leave"]

@@ -14,7 +14,8 @@ import trio
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.daemon.web import connections
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app, read_route
-from holdfast.daemon.web.http_server import bind_http, serve_http
+from holdfast.daemon.web.connections import Connections
+from holdfast.daemon.web.http_server import bind_http
 from holdfast.daemon.web.page_files import PAGES, PageFiles
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
@@ -157,7 +158,7 @@ async def test_it_serves_at_the_url_it_gives(host: str, monkeypatch: pytest.Monk
     listener, url = bind_http(Address(host, 0))
     things = Things()
     async with background() as nursery:
-        nursery.start_soon(serve_http, things.app, listener)
+        nursery.start_soon(Connections(things.app).serve, listener)
         async with httpx.AsyncClient() as client:
             response = await client.get(f"{url}/api/status")
             assert response.json()["state"] == "training"

@@ -65,21 +65,10 @@ def test_importing_every_module_loads_no_torch() -> None:
         assert count >= sum(1 for _ in room.rglob("*.py")), f"not every module of {name}"
 
 
-def test_the_command_line_loads_no_torch() -> None:
-    run_main = (
-        "import runpy\nsys.argv[0] = 'holdfast'\nrunpy.run_module('holdfast', run_name='__main__')"
-    )
-
-    done = run_guarded(run_main, "--help")
-
-    assert done.returncode == 0, done.stderr
-    assert "join" in done.stdout
-
-
 def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
     """Large packages are imported by the commands that need them."""
     done = run_guarded(
-        "import holdfast.daemon.cli\n"
+        "import holdfast.daemon.cli.command_line\n"
         "print(sorted({'numpy', 'zstandard', 'fsspec', 'highspy'} & set(sys.modules)))"
     )
 

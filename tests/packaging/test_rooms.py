@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import sys
@@ -60,13 +61,18 @@ def test_the_version_is_told_in_one_voice() -> None:
     assert importlib.metadata.version("holdfast") == version
 
 
+@functools.cache
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("holdfast", include_external_packages=True, cache_dir=None)
+
+
 def third_party_imports(room: str) -> dict[str, set[str]]:
     """Module -> what it imports that is neither ours nor the standard library's."""
-    graph = grimp.build_graph("holdfast", include_external_packages=True, cache_dir=None)
-    modules = {f"holdfast.{room}"} | graph.find_descendants(f"holdfast.{room}")
+    modules = {f"holdfast.{room}"} | graph().find_descendants(f"holdfast.{room}")
     imports = {}
     for module in modules:
-        names = {name.partition(".")[0] for name in graph.find_modules_directly_imported_by(module)}
+        imported = graph().find_modules_directly_imported_by(module)
+        names = {name.partition(".")[0] for name in imported}
         imports[module] = names - {"holdfast"} - set(sys.stdlib_module_names)
     return imports
 
@@ -99,10 +105,9 @@ def test_what_is_imported_is_declared(room: str) -> None:
 
 def test_nothing_is_unpickled() -> None:
     """Not by us, and not through a library that would."""
-    graph = grimp.build_graph("holdfast", include_external_packages=True, cache_dir=None)
     for name in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"):
-        if name in graph.modules:
-            assert not graph.find_modules_that_directly_import(name)
+        if name in graph().modules:
+            assert not graph().find_modules_that_directly_import(name)
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             assert not re.search(r"\b(torch|np|numpy|pd)\.load\(", path.read_text()), path

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from ....protocol.errors import UserError
+from ....protocol.text import format_duration
 from ...process.exit_codes import ExitCode
 from ..options import FILE, FOLDER, json_option, tell
 
@@ -62,7 +63,7 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
             age_s = max(0.0, time.time() - row["written_s"])
             tell(
                 f"{row['name']}  step {row['step']}, {row['rounds']} rounds, "
-                f"{row['bytes'] / 1e6:.1f} MB, {format_age(age_s)} ago"
+                f"{row['bytes'] / 1e6:.1f} MB, {format_duration(age_s)} ago"
             )
 
 
@@ -209,11 +210,3 @@ def export(
     else:
         megabytes = facts["bytes"] / 1e6
         tell(f"{out}: {facts['tensors']} tensors of step {facts['step']}, {megabytes:.1f} MB")
-
-
-def format_age(age_s: float) -> str:
-    """Format a duration in its largest fitting unit."""
-    for unit, unit_s in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if age_s >= 2 * unit_s:
-            return f"{age_s / unit_s:.0f} {unit}"
-    return f"{age_s:.0f} seconds"
