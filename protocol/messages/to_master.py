@@ -317,7 +317,7 @@ class Held(Message):
 
 
 @frozen
-class MadeDigest(Message):
+class MadeDigest:
     """A digest of all results that one member made: BLAKE3 of the chunks' digests and contributor
     sets.
     """

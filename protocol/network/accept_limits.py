@@ -70,12 +70,11 @@ class AcceptSlot:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     silent: bool = True
     gave_way: bool = False
-    _give_back: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    _slots: AcceptSlots = field(kw_only=True)
 
     def release(self) -> None:
         """Free the slot, because the connection is identified or closed. Harmless twice."""
-        give_back, self._give_back = self._give_back, lambda: None
-        give_back()
+        self._slots.take_back(self)
 
 
 @define(eq=False)
@@ -119,8 +118,7 @@ class AcceptSlots:
             room = True
         if not room:
             return None
-        slot = AcceptSlot(group, self._now())
-        slot._give_back = lambda: self._give_back(slot)
+        slot = AcceptSlot(group, self._now(), slots=self)
         self._held[slot] = None
         self._by_group.update(filter(None, (group.name, group.site)))
         return slot
@@ -140,7 +138,9 @@ class AcceptSlots:
                 return True
         return False
 
-    def _give_back(self, slot: AcceptSlot) -> None:
+    def take_back(self, slot: AcceptSlot) -> None:
+        if slot not in self._held:
+            return
         del self._held[slot]
         for name in filter(None, (slot.group.name, slot.group.site)):
             self._by_group[name] -= 1

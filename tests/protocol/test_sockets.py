@@ -272,7 +272,6 @@ async def test_filling_all_slots_keeps_no_member_out(
             holders.append(await bound_at(address, f"127.0.0.{10 + number % 4}"))
             if said:
                 await holders[-1].send_all(said)
-        assert network._limits is not None
         while sum(not place.silent for place in network._limits.unidentified._held) < 8 * len(said):
             await trio.sleep(0.01)
         assert len(network._limits.unidentified._held) == 8
@@ -290,15 +289,13 @@ async def test_a_known_member_has_a_slot_when_all_others_are_full(
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 4)
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_SLOW_S", NO_LIMIT_S)
     hosts: list[str] = []  # of connections to come; each accept takes the next
-    monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
+    monkeypatch.setattr(sockets, "_remote_address", lambda _stream: Address(hosts.pop(0), 1))
     held: list[trio.abc.Stream] = []
     network = run.network()
     async with serving(network) as address:
-        assert network._limits is not None
 
         async def crowd(addresses: list[str]) -> int:
             """Return the slots held once all of these addresses have begun a handshake."""
-            assert network._limits is not None
             for host in addresses:
                 hosts.append(host)
                 held.append(await sockets.open_tcp(address))
