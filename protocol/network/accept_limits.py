@@ -88,7 +88,6 @@ class AcceptSlots:
     _count_max: int
     _per_group_max: int
     _slow_s: float
-    _now: Callable[[], float] = trio.current_time
     # The oldest is first.
     _held: dict[AcceptSlot, None] = field(factory=dict, init=False)
     _by_group: Counter[str] = field(factory=Counter, init=False)
@@ -118,7 +117,7 @@ class AcceptSlots:
             room = True
         if not room:
             return None
-        slot = AcceptSlot(group, self._now(), slots=self)
+        slot = AcceptSlot(group, trio.current_time(), slots=self)
         self._held[slot] = None
         self._by_group.update(filter(None, (group.name, group.site)))
         return slot
@@ -129,7 +128,7 @@ class AcceptSlots:
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
         """Close the oldest silent or slow connection among these; return whether there was any."""
-        due_s = self._now() - self._slow_s
+        due_s = trio.current_time() - self._slow_s
         for slot in self._held:
             if (slot.silent or slot.since_s <= due_s) and may_yield(slot):
                 slot.gave_way = True
@@ -152,12 +151,10 @@ class AddressCredit:
     """The credit of each address, or of each site.
 
     Args:
-      now: seconds, by any monotonic clock.
       times: the factor on a single address's credit.
     """
 
-    def __init__(self, now: Callable[[], float] = trio.current_time, times: float = 1.0) -> None:
-        self._now = now
+    def __init__(self, times: float = 1.0) -> None:
         self._times = times
         # By host: the credit and its time, the most recent last.
         self._known: dict[str, tuple[float, float]] = {}
@@ -165,7 +162,7 @@ class AddressCredit:
     def left(self, host: str) -> float:
         full = self._times * CREDIT_MAX
         credit, at_s = self._known.get(host, (full, 0.0))
-        return min(full, credit + self._times * CREDIT_PER_S * (self._now() - at_s))
+        return min(full, credit + self._times * CREDIT_PER_S * (trio.current_time() - at_s))
 
     def charge(self, host: str) -> None:
         """Take the credit for a failed connection."""
@@ -173,7 +170,7 @@ class AddressCredit:
         self._known.pop(host, None)
         if len(self._known) >= ADDRESSES_KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        self._known[host] = (left, self._now())
+        self._known[host] = (left, trio.current_time())
 
 
 class AcceptLimits:
@@ -188,7 +185,7 @@ class AcceptLimits:
             LANES_UNPROVEN_MAX, LANES_UNPROVEN_PER_ADDRESS_MAX, UNIDENTIFIED_SLOW_S
         )
         self._credit = AddressCredit()
-        self._site_credit = AddressCredit(times=CREDIT_PER_SITE)
+        self._site_credit = AddressCredit(CREDIT_PER_SITE)
         self._member_groups: OrderedDict[str, None] = OrderedDict()
 
     def admits(self, group: AddressGroup) -> bool:
