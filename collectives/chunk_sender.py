@@ -21,7 +21,6 @@ from attrs import define, field, frozen
 from ..protocol.errors import BadContributionError, PeerLostError
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from .codecs.codecs import FrameCompressor
-from .links.hub import LinkHub
 from .links.link import Link
 from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, FrameSource, Load
@@ -273,7 +272,6 @@ class SendTasks:
 
     _context: ReductionContext
     _sender: ChunkSender
-    _hub: LinkHub
     _nursery: trio.Nursery
     _link_wait_s: float
     _on_lost: Callable[[PeerLostError], None]
@@ -294,7 +292,7 @@ class SendTasks:
             self._nursery.start_soon(self._send_counted, scope, send)
         else:
             task = partial(self._send, send)
-            scope = self._hub.start_trailing(peer, self._context.order.round, task)
+            scope = self._context.hub.start_trailing(peer, self._context.order.round, task)
             self._trailing.append(scope)
         self._scopes.setdefault(peer, []).append(scope)
 
@@ -318,7 +316,7 @@ class SendTasks:
 
     async def _send(self, send: Send) -> None:
         try:
-            link = await self._hub.link(send.peer, self._link_wait_s)
+            link = await self._context.hub.link(send.peer, self._link_wait_s)
             self._sender.use_link(send.peer, link)
             order = self._context.order
             # Contributions first: a sum waits for the last of them, a result's chunks for nothing.
@@ -330,5 +328,5 @@ class SendTasks:
 
     def _rank(self, peer: str) -> SendRank:
         """Return a low rank for a peer whose state is still being copied: it can wait."""
-        needed = peer in self._context.needed or self._hub.is_in_sync(peer)
+        needed = peer in self._context.needed or self._context.hub.is_in_sync(peer)
         return SendRank.ROUND if needed else SendRank.LISTENER
