@@ -93,11 +93,6 @@ class ChunkSender:
         self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
         self._links: dict[str, Link] = {}  # replaced as a whole, since threads iterate over it
 
-    @property
-    def sent_bytes(self) -> int:
-        """Payload bytes of all frames made until now."""
-        return self._maker.sent_bytes
-
     # ------------------------------------------------------------ on the event loop
 
     def plan(self, chunks: Iterable[int], on_bad: OnBad) -> list[Send]:
@@ -202,13 +197,10 @@ class FrameMaker:
 
     Attributes:
       on_bad: called, in any thread, if this node's own values cannot be encoded.
-      sent_bytes: payload bytes of all frames made until now.
     """
 
     def __init__(self, context: ReductionContext) -> None:
         self.on_bad: OnBad = _ignore
-        self.sent_bytes = 0
-        self._lock = threading.Lock()  # for the count
         self._me, self._order = context.me, context.order
         self._cuts = context.layout.cuts
         self._encoded_input = context.encoded_input
@@ -232,8 +224,6 @@ class FrameMaker:
         return self._frame(kind, index, attempt, whole)
 
     def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
-        with self._lock:
-            self.sent_bytes += len(payload)
         order = self._order
         return FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload)), payload
 

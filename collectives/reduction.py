@@ -77,7 +77,6 @@ class ReduceResult:
         float32, read-only; bit-identical everywhere. Heavy, for they are decoded then.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: equal wherever the result's encoding and its manifest are; see ``RoundResult.digest``.
-      sent_bytes: payload bytes that this node sent until the result was whole.
       manifest: which contributors are in which chunks; empty if all are in all.
       norm_sums, momentum_square: what this node measured of contributions; see
       ``messages.Reduced``.
@@ -86,7 +85,6 @@ class ReduceResult:
     pieces: Callable[[], Iterator[tuple[slice, Values]]]
     counters: Counters
     digest: bytes
-    sent_bytes: int
     manifest: tuple[m.ContributorRun, ...] = ()
     norm_sums: bytes = b""
     momentum_square: float = 0.0
@@ -432,7 +430,6 @@ class Reduction:
             counters=result.counters,
             digest=result.digest(),
             manifest=result.manifest(),
-            sent_bytes=self._sender.sent_bytes,
             norm_sums=norm_sums,
             momentum_square=momentum_square,
         )
