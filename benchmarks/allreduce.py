@@ -69,9 +69,7 @@ class AllreduceOptions:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner: without a given rate, those of one
-        machine.
-        """
+        """Return the lines for the planner: without a given rate, those of one machine."""
         rate = self.up_mbit * 1e6 / 8
         line = Bandwidth(rate, rate) if rate else UNTOLD
         return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)

@@ -107,9 +107,10 @@ class AcceptSlots:
                 slot.release()
 
     def _take(self, group: AddressGroup, known: bool) -> AcceptSlot | None:
+        per_site_max = SLOTS_PER_SITE * self._per_group_max
         if self._by_group[group.name] >= self._per_group_max:
             room = self._clear(lambda slot: slot.group == group)
-        elif group.site and not known and self._by_group[group.site] >= self._per_site_max:
+        elif group.site and not known and self._by_group[group.site] >= per_site_max:
             room = self._clear(lambda slot: slot.group.site == group.site)
         elif len(self._held) >= self._count_max + known * int(RESERVED_SHARE * self._count_max):
             room = self._clear(lambda _place: True)
@@ -121,10 +122,6 @@ class AcceptSlots:
         self._held[slot] = None
         self._by_group.update(filter(None, (group.name, group.site)))
         return slot
-
-    @property
-    def _per_site_max(self) -> int:
-        return SLOTS_PER_SITE * self._per_group_max
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
         """Close the oldest silent or slow connection among these; return whether there was any."""

@@ -321,13 +321,11 @@ class SocketNetwork:
         """See ``network.Network.open_hole``."""
         return await SocketHole.open(towards, port)
 
-    async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """See ``network.Network.dial_relay``."""
-        return await open_tcp(address, address.host)
-
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_lane``."""
         return await open_tcp(address, address.host)
+
+    dial_relay = dial_lane  # only their first bytes differ
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``."""

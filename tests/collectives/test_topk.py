@@ -25,7 +25,7 @@ arrays = st.one_of(
     hnp.arrays(np.float32, counts, elements=finite),
     hnp.arrays(np.float32, counts, elements=few_magnitudes),
     st.builds(
-        lambda seed, count: np.random.default_rng(seed).standard_t(2, count).astype(np.float32),
+        lambda seed, count: np.random.default_rng(seed).standard_t(2, (count,)).astype(np.float32),
         st.integers(0, 99),
         st.integers(1, 6_000),
     ),
