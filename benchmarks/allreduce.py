@@ -36,6 +36,7 @@ from benchmarks.ranks import (
 from benchmarks.report import BenchError, run_main
 from benchmarks.wan_lab import DEVICE
 from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.collectives.reduction_context import ReductionContext
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
@@ -68,9 +69,7 @@ class AllreduceOptions:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner: without a given rate, those of one
-        machine.
-        """
+        """Return the lines for the planner: without a given rate, those of one machine."""
         rate = self.up_mbit * 1e6 / 8
         line = Bandwidth(rate, rate) if rate else UNTOLD
         return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)
@@ -122,7 +121,8 @@ class AllreduceBench:
         await exchange({})
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
-        result = await Reduction(order, hub.me, size, hub, network, self.values, None).run()
+        context = ReductionContext(order, hub.me, size, hub, self.values, None)
+        result = await Reduction(context, network).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
         error = self._error(result)

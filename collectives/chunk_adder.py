@@ -125,7 +125,7 @@ class ChunkAdder:
                 contributors,
                 arrived,
                 layout,
-                context.rule,
+                context.radius,
                 result.scratch(index),
                 room,
                 norms.take,

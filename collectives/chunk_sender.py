@@ -21,7 +21,6 @@ from attrs import define, field, frozen
 from ..protocol.errors import BadContributionError, PeerLostError
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from .codecs.codecs import FrameCompressor
-from .links.hub import LinkHub
 from .links.link import Link
 from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, FrameSource, Load
@@ -93,11 +92,6 @@ class ChunkSender:
         # Entries are added on the event loop. The thread that completes a chunk removes it.
         self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
         self._links: dict[str, Link] = {}  # replaced as a whole, since threads iterate over it
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload bytes of all frames made until now."""
-        return self._maker.sent_bytes
 
     # ------------------------------------------------------------ on the event loop
 
@@ -203,13 +197,10 @@ class FrameMaker:
 
     Attributes:
       on_bad: called, in any thread, if this node's own values cannot be encoded.
-      sent_bytes: payload bytes of all frames made until now.
     """
 
     def __init__(self, context: ReductionContext) -> None:
         self.on_bad: OnBad = _ignore
-        self.sent_bytes = 0
-        self._lock = threading.Lock()  # for the count
         self._me, self._order = context.me, context.order
         self._cuts = context.layout.cuts
         self._encoded_input = context.encoded_input
@@ -233,8 +224,6 @@ class FrameMaker:
         return self._frame(kind, index, attempt, whole)
 
     def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
-        with self._lock:
-            self.sent_bytes += len(payload)
         order = self._order
         return FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload)), payload
 
@@ -273,7 +262,6 @@ class SendTasks:
 
     _context: ReductionContext
     _sender: ChunkSender
-    _hub: LinkHub
     _nursery: trio.Nursery
     _link_wait_s: float
     _on_lost: Callable[[PeerLostError], None]
@@ -294,7 +282,7 @@ class SendTasks:
             self._nursery.start_soon(self._send_counted, scope, send)
         else:
             task = partial(self._send, send)
-            scope = self._hub.start_trailing(peer, self._context.order.round, task)
+            scope = self._context.hub.start_trailing(peer, self._context.order.round, task)
             self._trailing.append(scope)
         self._scopes.setdefault(peer, []).append(scope)
 
@@ -318,7 +306,7 @@ class SendTasks:
 
     async def _send(self, send: Send) -> None:
         try:
-            link = await self._hub.link(send.peer, self._link_wait_s)
+            link = await self._context.hub.link(send.peer, self._link_wait_s)
             self._sender.use_link(send.peer, link)
             order = self._context.order
             # Contributions first: a sum waits for the last of them, a result's chunks for nothing.
@@ -330,5 +318,5 @@ class SendTasks:
 
     def _rank(self, peer: str) -> SendRank:
         """Return a low rank for a peer whose state is still being copied: it can wait."""
-        needed = peer in self._context.needed or self._hub.is_in_sync(peer)
+        needed = peer in self._context.needed or self._context.hub.is_in_sync(peer)
         return SendRank.ROUND if needed else SendRank.LISTENER

@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from attrs import frozen
 
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Contributor, Plan
@@ -38,42 +37,31 @@ MEAN, CLIPPED = "mean", "clipped"
 RADIUS = 1.0  # where the plan names none
 
 
-@frozen
-class Rule:
-    """A rule that makes a result of contributions.
+def radius_of(plan: Plan, contributors: Sequence[Contributor] = ()) -> float:
+    """Parse a plan's rule: return ``R`` of the table at the top of this file, 0 for a mean.
 
-    Attributes:
-      radius: ``R`` of the table at the top of this file; 0 for a mean.
+    Raises:
+      RemoteProtocolError: there is no such rule, or not for these weights.
     """
-
-    radius: float = 0.0
-
-    @classmethod
-    def of(cls, plan: Plan, contributors: Sequence[Contributor] = ()) -> Rule:
-        """Parse a plan's rule.
-
-        Raises:
-          RemoteProtocolError: there is no such rule, or not for these weights.
-        """
-        if plan.combine == MEAN:
-            return cls()
-        kind, _, text = plan.combine.partition(":")
-        try:
-            radius = float(text) if text else RADIUS
-        except ValueError:
-            radius = 0.0
-        if kind != CLIPPED or not 0.0 < radius < math.inf:
-            raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
-        if contributors:
-            capped_weights(contributors, [True] * len(contributors))
-        return cls(radius)
+    if plan.combine == MEAN:
+        return 0.0
+    kind, _, text = plan.combine.partition(":")
+    try:
+        radius = float(text) if text else RADIUS
+    except ValueError:
+        radius = 0.0
+    if kind != CLIPPED or not 0.0 < radius < math.inf:
+        raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
+    if contributors:
+        capped_weights(contributors, [True] * len(contributors))
+    return radius
 
 
 def combine_chunk(
     contributors: Sequence[Contributor],
     encoded: Mapping[str, memoryview],
     layout: ChunkLayout,
-    rule: Rule,
+    radius: float,
     out: Values,
     encoded_out: memoryview,
     observe: Observe | None = None,
@@ -84,6 +72,7 @@ def combine_chunk(
     Args:
       contributors: of the order, in its order.
       encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
+      radius: see ``radius_of``.
       out: shape ``(n,)``; becomes the result before it is encoded.
       encoded_out: becomes the encoded result; for ``verbatim`` perhaps the memory of ``out``.
       observe: reads every contribution's values.
@@ -105,14 +94,14 @@ def combine_chunk(
         SumTerm(each.peer, encoded[each.peer], factor, up, zstd)
         for each, factor in zip(here, factors.factors, strict=True)
     ]
-    if not rule.radius:
+    if not radius:
         down, divisor = layout.codec_down, factors.divisor
         return reduce_values(terms, divisor, down, out, encoded_out, observe)
     weights = capped_weights(contributors, present)
     rows = [
         _row(term, each.scale, out.size, observe) for term, each in zip(terms, here, strict=True)
     ]
-    clipped_mean(rows, weights, rule.radius, out)
+    clipped_mean(rows, weights, radius, out)
     finite = bool(np.isfinite(out).all())
     return encode_result(terms, finite, layout.codec_down, out, encoded_out)
 
@@ -122,7 +111,7 @@ def combined(
     encoded: Mapping[str, memoryview],
     layout: ChunkLayout,
     index: int,
-    rule: Rule,
+    radius: float,
 ) -> bytes:
     """Return the encoded result that an honest owner makes of a chunk, of values or of counters.
 
@@ -135,7 +124,7 @@ def combined(
         return counters.astype("<i8").tobytes()
     room = memoryview(bytearray(cut.down_bytes))
     values = np.empty(cut.count, np.float32)
-    length = combine_chunk(contributors, encoded, layout, rule, values, room)
+    length = combine_chunk(contributors, encoded, layout, radius, values, room)
     return bytes(room[:length])
 
 

@@ -1,4 +1,4 @@
-"""Sets of the contributors in a chunk, and the manifest: the sets of a result's chunks.
+"""Sets of the contributors in a chunk; the manifest of a result has those of all chunks.
 
 A set of contributors is one bit each, in the order's order, the first one lowest, in as few bytes
 as hold them all. A result in which no contributor is missing has no manifest.
@@ -6,19 +6,11 @@ as hold them all. A result in which no contributor is missing has no manifest.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from blake3 import blake3
 
-from ..protocol.messages import ContributorRun
 from ..protocol.network.lane import Buffer
-
-
-def set_bytes(contributor_count: int) -> int:
-    """Return the length of a packed set."""
-    return (contributor_count + 7) // 8
 
 
 def pack_set(present: Sequence[bool]) -> bytes:
@@ -43,19 +35,3 @@ def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:
     if any(bits[contributor_count:]) or not any(within) or all(within):
         raise ValueError("a set of contributors that cannot be")
     return within
-
-
-def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...]:
-    """Return the chunks' packed sets as runs; empty if they are all ``full``."""
-    if all(packed == full for packed in sets):
-        return ()
-    return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
-
-
-def digest_of(digests: Sequence[bytes], sets: Sequence[bytes]) -> bytes:
-    """Return a result's digest: BLAKE3 of all chunks' digests, then of ``sets``.
-
-    Args:
-      sets: of all chunks if a contributor is missing in any; else empty.
-    """
-    return blake3(b"".join([*digests, *sets])).digest()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import FragmentSize, Plan
 from .arithmetic import ChunkLayout, Counters, Values
-from .codecs.error_feedback import ResidualUse
+from .codecs.error_feedback import Residual
 from .links.buffer_pool import BufferPool
 
 
@@ -25,7 +25,7 @@ class EncodedInput:
       values: shape ``(value_count,)``, float32; read, never written. They must not change as long
         as the round lasts.
       counters: shape ``(counter_count,)``, int64; the same.
-      correction: of error feedback; None to encode the values as they are. See ``settle``.
+      residual: of error feedback; None to encode the values as they are. See ``settle``.
       pool: where the memory of encodings comes from.
     """
 
@@ -36,21 +36,19 @@ class EncodedInput:
         values: Values,
         counters: Counters,
         pool: BufferPool,
-        correction: ResidualUse | None = None,
+        residual: Residual | None = None,
     ) -> None:
         _check_array("values", values, np.dtype(np.float32), size.value_count)
         _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
-        if correction is not None and correction.count != size.value_count:
-            raise LocalProtocolError(
-                f"a residual of {correction.count} values for {size.value_count}"
-            )
+        if residual is not None:
+            _check_array("residual", residual.values, np.dtype(np.float32), size.value_count)
         self._layout = ChunkLayout.of(plan, size)
-        self._correction = correction
+        self._residual = residual
+        self._turn = 0 if residual is None else residual.begin()
         self._values = values
         self._counters = counters
         self._pool = pool
-        self._done = [False] * len(self._layout.cuts)
-        self._kept: dict[int, memoryview] = {}  # encodings, if there is a correction
+        self._kept: dict[int, memoryview] = {}  # encodings, if there is a residual
         # A repair may need a chunk for its new owner while it is encoded for the lost one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
 
@@ -64,11 +62,6 @@ class EncodedInput:
             and [cut.values for cut in other.cuts] == [cut.values for cut in mine.cuts]
         )
 
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk was encoded at least once."""
-        return all(self._done)
-
     def encode(self, index: int) -> memoryview:
         """Return the encoding of one chunk.
 
@@ -76,9 +69,7 @@ class EncodedInput:
           ValueError: as the codec.
         """
         with self._locks[index]:
-            encoded = self._encode(index)
-            self._done[index] = True
-        return encoded
+            return self._encode(index)
 
     def _encode(self, index: int) -> memoryview:
         cut, codec = self._layout.cuts[index], self._layout.codec_up
@@ -89,21 +80,22 @@ class EncodedInput:
             return values.data.cast("B").toreadonly()
         if index in self._kept:
             return self._kept[index]
-        room, correction = self._pool.take(cut.up_bytes), self._correction
-        if correction is None:
+        room, residual = self._pool.take(cut.up_bytes), self._residual
+        if residual is None:
             return room[: codec.encode(values, room)]
-        length = codec.encode(correction.corrected(cut.values, values), room)
+        length = codec.encode(residual.corrected(cut.values, values), room)
         self._kept[index] = room[:length]
         return self._kept[index]
 
     def settle(self) -> None:
-        """Settle the correction: the round committed with this input in it. Heavy."""
-        if self._correction is not None and self.complete:
-            cuts = self._layout.cuts
-            sent = (
-                (cuts[i].values, self._values[cuts[i].values], self._kept[i]) for i in self._kept
-            )
-            self._correction.settle(self._layout.codec_up, sent)
+        """Settle the residual: the round committed with this input in it. Heavy.
+
+        Does nothing unless every chunk of values was encoded.
+        """
+        places = {i: cut.values for i, cut in enumerate(self._layout.cuts) if not cut.is_counters}
+        if self._residual is not None and len(self._kept) == len(places):
+            sent = ((places[i], self._values[places[i]], self._kept[i]) for i in places)
+            self._residual.settle(self._turn, self._layout.codec_up, sent)
 
 
 def _check_array(

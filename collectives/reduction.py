@@ -55,10 +55,9 @@ from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .chunk_adder import ChunkAdder, ThreadEntry
 from .chunk_sender import ChunkSender, SendTasks
-from .codecs.error_feedback import Residual
 from .contributor_sets import unpack_bits
 from .encoded_input import EncodedInput
-from .links.hub import LINK_WAIT_S, LinkHub
+from .links.hub import LINK_WAIT_S
 from .reduction_context import ReductionContext
 from .spot_check import SpotCheck
 
@@ -78,7 +77,6 @@ class ReduceResult:
         float32, read-only; bit-identical everywhere. Heavy, for they are decoded then.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: equal wherever the result's encoding and its manifest are; see ``RoundResult.digest``.
-      sent_bytes: payload bytes that this node sent until the result was whole.
       manifest: which contributors are in which chunks; empty if all are in all.
       norm_sums, momentum_square: what this node measured of contributions; see
       ``messages.Reduced``.
@@ -87,7 +85,6 @@ class ReduceResult:
     pieces: Callable[[], Iterator[tuple[slice, Values]]]
     counters: Counters
     digest: bytes
-    sent_bytes: int
     manifest: tuple[m.ContributorRun, ...] = ()
     norm_sums: bytes = b""
     momentum_square: float = 0.0
@@ -115,62 +112,29 @@ class Reduction:
     See ``run`` and ``serve``. All methods are called on the event loop.
 
     Args:
-      order: the master's. Contributors and owners must be receivers.
-      me: this node's peer id, one of the receivers.
-      size: of the fragment, as this node knows it.
-      hub: where the links are; running.
-      values: shape ``(value_count,)``, float32, C-contiguous; None if this node does not contribute
-        or gives ``encoded_input``. Only read; they must not change until the round is over, however
-        this reduction ends, for chunks are encoded when they are sent, perhaps again.
-      counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
-      encoded_input: that of an earlier order of the same round; used if it fits.
-      residual: of this node's earlier contributions, if there is error feedback; it changes only
-        by ``encoded_input.settle()``.
+      context: the order, and this node's input.
       momentum: outer momentum before the round, of the first values of the fragment: contributions
         are compared with it, for statistics. Only read; None if they are not to be.
       link_wait_s: how long to wait for a link that is not up.
-      audited: chunks of the result may be checked (see ``audit``).
       on_lost: called for a peer that is lost while it owes this node something, once per attempt;
         the reduction then waits for ``flush`` and ``repair``. If None, the loss ends the reduction.
 
     Attributes:
       attempt: the number of the order or of the last repair.
-
-    Raises:
-      RemoteProtocolError: the order contradicts itself, the fragment's size or this node's id.
-      LocalProtocolError: wrong dtype, rank or length.
     """
 
     def __init__(
         self,
-        order: m.Reduce,
-        me: str,
-        size: m.FragmentSize,
-        hub: LinkHub,
+        context: ReductionContext,
         network: Network,
-        values: Values | None,
-        counters: Counters | None,
         *,
-        encoded_input: EncodedInput | None = None,
-        residual: Residual | None = None,
         momentum: Values | None = None,
         link_wait_s: float = LINK_WAIT_S,
-        audited: bool = False,
         on_lost: OnLost | None = None,
     ) -> None:
-        self.attempt = order.attempt
-        self._context = context = ReductionContext(
-            order,
-            me,
-            size,
-            hub,
-            values,
-            counters,
-            encoded_input=encoded_input,
-            residual=residual,
-            audited=audited,
-        )
-        self._hub = hub
+        self.attempt = context.order.attempt
+        self._context = context
+        self._hub = context.hub
         self._network = network
         self._link_wait_s = link_wait_s
         self._on_lost = on_lost
@@ -251,7 +215,6 @@ class Reduction:
                         tasks = SendTasks(
                             context,
                             self._sender,
-                            self._hub,
                             nursery,
                             self._link_wait_s,
                             on_lost=self._lose,
@@ -424,7 +387,7 @@ class Reduction:
     def audit(self, order: m.AuditOrder, tell: Callable[[m.Audited], object]) -> None:
         """Do this node's part in a check of the whole result; ``tell`` gets its findings."""
         if self._running is not None and order.attempt == self.attempt:
-            check = SpotCheck(self._context, self._adder.added, self._hub, self._network)
+            check = SpotCheck(self._context, self._adder.added, self._network)
             self._running.nursery.start_soon(check.take_part, order, self._link_wait_s, tell)
 
     # ------------------------------------------------------------ the result
@@ -467,7 +430,6 @@ class Reduction:
             counters=result.counters,
             digest=result.digest(),
             manifest=result.manifest(),
-            sent_bytes=self._sender.sent_bytes,
             norm_sums=norm_sums,
             momentum_square=momentum_square,
         )

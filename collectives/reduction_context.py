@@ -11,7 +11,7 @@ from ..protocol.messages import FragmentSize, Plan, Reduce
 from .arithmetic import ChunkLayout, Counters, MeanFactors, Values
 from .chunk_tracker import ChunkTracker
 from .codecs.error_feedback import Residual
-from .combine import Rule
+from .combine import radius_of
 from .encoded_input import EncodedInput
 from .links.buffer_pool import BufferPool
 from .links.hub import LinkHub
@@ -25,7 +25,18 @@ class ReductionContext:
     ``encoded_input`` may be used by any thread.
 
     Args:
-      order, me, size, hub, values, counters, encoded_input, residual, audited: see ``Reduction``.
+      order: the master's. Contributors and owners must be receivers.
+      me: this node's peer id, one of the receivers.
+      size: of the fragment, as this node knows it.
+      hub: where the links are; running.
+      values: shape ``(value_count,)``, float32, C-contiguous; None if this node does not contribute
+        or gives ``encoded_input``. Only read; they must not change until the round is over, however
+        this reduction ends, for chunks are encoded when they are sent, perhaps again.
+      counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
+      encoded_input: that of an earlier order of the same round; used if it fits.
+      residual: of this node's earlier contributions, if there is error feedback; it changes only
+        by ``encoded_input.settle()``.
+      audited: chunks of the result may be checked (see ``Reduction.audit``).
 
     Attributes:
       contributors: peer ids, in the order's order.
@@ -35,7 +46,8 @@ class ReductionContext:
       encoded_input: this node's contribution; None if it does not contribute.
 
     Raises:
-      RemoteProtocolError, LocalProtocolError: see ``Reduction``.
+      RemoteProtocolError: the order contradicts itself, the fragment's size or this node's id.
+      LocalProtocolError: wrong dtype, rank or length.
     """
 
     def __init__(
@@ -53,9 +65,10 @@ class ReductionContext:
     ) -> None:
         self.order = order
         self.me = me
+        self.hub = hub
         self.audited = audited
         self.layout = ChunkLayout.of(order.plan, size)
-        self.rule = Rule.of(order.plan, order.contributors)
+        self.radius = radius_of(order.plan, order.contributors)
         self.contributors = [contributor.peer for contributor in order.contributors]
         self.factors = MeanFactors.of(order.contributors)
         owners = [cut.owner for cut in self.layout.cuts]
@@ -115,8 +128,7 @@ def _make_input(
         counters = np.empty(0, np.int64)
     if values is None or counters is None:
         raise LocalProtocolError("this node contributes, but has nothing to contribute")
-    correction = None if residual is None else residual.begin()
-    return EncodedInput(plan, size, values, counters, pool, correction)
+    return EncodedInput(plan, size, values, counters, pool, residual)
 
 
 def _check_order(

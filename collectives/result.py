@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from ..protocol.unnamed_file import UnnamedFile
 from .arithmetic import ChunkLayout, Counters, Values, check_finite, decode_checked
 from .codecs.codec_base import Bytes
 from .codecs.codecs import FrameCompressor, expand
-from .contributor_sets import digest_of, manifest_of, pack_set, set_bytes, unpack_set
+from .contributor_sets import pack_set, unpack_set
 from .links.buffer_pool import BufferPool
 
 
@@ -47,7 +47,7 @@ class RoundResult:
     def __init__(self, layout: ChunkLayout, contributor_count: int, pool: BufferPool) -> None:
         self._layout = layout
         self._contributor_count = contributor_count
-        self._set_bytes = set_bytes(contributor_count)
+        self._full_set = pack_set([True] * contributor_count)
         self._pool = pool
         self._rooms: list[memoryview | None] = [None] * len(layout.cuts)
         self._lengths = [cut.down_bytes for cut in layout.cuts]  # valid for chunks that are here
@@ -89,7 +89,7 @@ class RoundResult:
 
     def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
         """Return what is wrong with a frame's length, as text that completes "peer X ..."."""
-        suffix_bytes = self._set_bytes if kind is FrameKind.PARTIAL else 0
+        suffix_bytes = len(self._full_set) if kind is FrameKind.PARTIAL else 0
         return self._layout.objection(FrameKind.RESULT, index, payload_bytes - suffix_bytes)
 
     def place(self, kind: FrameKind, index: int, payload_bytes: int) -> memoryview:
@@ -124,7 +124,8 @@ class RoundResult:
 
     def _take_in(self, kind: FrameKind, index: int, payload: memoryview) -> None:
         if kind is FrameKind.PARTIAL:
-            encoded, packed = payload[: -self._set_bytes], bytes(payload[-self._set_bytes :])
+            end = len(payload) - len(self._full_set)
+            encoded, packed = payload[:end], bytes(payload[end:])
             unpack_set(packed, self._contributor_count)
             self._sets[index] = packed
             self._rooms[index], self._lengths[index] = encoded, len(encoded)
@@ -196,14 +197,18 @@ class RoundResult:
 
     def manifest(self) -> tuple[ContributorRun, ...]:
         """Return which contributors are in which chunks; empty if all are in all."""
-        return manifest_of(self._packed_sets(), self._full_set())
+        if not self._sets:
+            return ()
+        runs = groupby(self._packed_sets())
+        return tuple(ContributorRun(packed, len(list(run))) for packed, run in runs)
 
     def digest(self) -> bytes:
         """Return BLAKE3 of all chunks' digests, followed by all sets if a contributor is missing.
 
         A chunk's digest is BLAKE3 of its encoding (what a frame carries before it is compressed).
         """
-        return digest_of(self._digests, self._packed_sets() if self._sets else ())
+        sets = self._packed_sets() if self._sets else ()
+        return blake3(b"".join((*self._digests, *sets))).digest()
 
     def digest_of_chunks(self, indices: Iterable[int]) -> bytes:
         """Return BLAKE3 of these chunks' digests and sets; empty if any chunk is not done."""
@@ -215,20 +220,12 @@ class RoundResult:
             hasher.update(self.present(index))
         return hasher.digest()
 
-    def digests(self) -> list[bytes]:
-        """Return the chunks' digests, once all chunks are done."""
-        return list(self._digests)
-
     def present(self, index: int) -> bytes:
         """Return the packed set of a chunk's contributors."""
-        return self._sets.get(index, self._full_set())
+        return self._sets.get(index, self._full_set)
 
     def _packed_sets(self) -> list[bytes]:
-        full = self._full_set()
-        return [self._sets.get(index, full) for index in range(len(self._rooms))]
-
-    def _full_set(self) -> bytes:
-        return pack_set([True] * self._contributor_count)
+        return [self.present(index) for index in range(len(self._rooms))]
 
     def _is_compressed(self, index: int, payload_bytes: int) -> bool:
         return self._layout.zstd_down and payload_bytes < self._layout.cuts[index].down_bytes

@@ -30,9 +30,8 @@ from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.pulse import Pulse
 from .codecs.codecs import expand
-from .combine import Rule, combined
+from .combine import combined
 from .contributor_sets import unpack_bits
-from .links.hub import LinkHub
 from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, Load
 from .reduction_context import ReductionContext
@@ -66,7 +65,6 @@ class SpotCheck:
 
     _context: ReductionContext
     _added: Mapping[int, bytes]
-    _hub: LinkHub
     _network: Network
 
     async def take_part(
@@ -98,7 +96,7 @@ class SpotCheck:
             if chunk in self._added:
                 source.payloads.append((chunk_count + chunk, partial(self.digests, chunk)))
         try:
-            link = await self._hub.link(checker, patience_s)
+            link = await self._context.hub.link(checker, patience_s)
             await link.send_from(source, SendRank.ROUND, age=2 * order.round)
         except PeerLostError:
             pass  # the checker reports what it did not get
@@ -127,7 +125,7 @@ class SpotCheck:
         inputs = [_Input.of(self._context, chunk) for chunk in chunks if chunk < chunk_count]
         arrivals = _Arrivals(inputs, chunk_count)
         findings: list[ChunkFinding] = []
-        with self._hub.register((FrameKind.BLOCK, order.transfer), arrivals):
+        with self._context.hub.register((FrameKind.BLOCK, order.transfer), arrivals):
             while arrivals.inputs:
                 if not (whole := arrivals.take_whole()) and not await arrivals.more(patience_s):
                     break
@@ -148,9 +146,8 @@ class SpotCheck:
             except BadContributionError:  # the round is over, and the values have changed
                 return ChunkFinding(chunk, False)
         try:
-            rule = Rule.of(context.order.plan)
             contributors = context.order.contributors
-            result = combined(contributors, pieces, context.layout, chunk, rule)
+            result = combined(contributors, pieces, context.layout, chunk, context.radius)
         except (BadContributionError, RemoteProtocolError, ValueError):
             result = b""  # what a contributor sent cannot be added
         if result == context.result.chunk(chunk):

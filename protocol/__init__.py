@@ -2,7 +2,7 @@
 
 messages, wire, connection_phases,   typed records, their bytes, their order, their limits
 message_limits, message_quota
-trust/                               keys, certificates, invites, signed statements
+trust/                               keys, certificates, invites
 enrolment, machine_check             from an invite to a certificate; a check from outside
 network/                             the interface to the network, TCP and TLS, lanes
 addresses, dial_order                addresses, and which of two members dials

@@ -13,10 +13,13 @@ master, and a daemon from its trainer (``ANY``): it trusts them with more than m
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from attrs import frozen
 
 from . import messages
 from .message_limits import FRAME_BYTES_MAX
+from .messages import between_peers, to_master
 
 
 @frozen
@@ -30,6 +33,13 @@ class ConnectionPhase:
 
     types: frozenset[type[messages.Message]] | None
     frame_bytes_max: int
+
+
+def _defined_in(module: ModuleType) -> frozenset[type[messages.Message]]:
+    """Return the messages that a module of ``messages`` defines."""
+    classes = (each for each in vars(module).values() if isinstance(each, type))
+    own = (each for each in classes if each.__module__ == module.__name__)
+    return frozenset(each for each in own if issubclass(each, messages.Message))
 
 
 ANY = ConnectionPhase(None, FRAME_BYTES_MAX)
@@ -61,59 +71,16 @@ CLAIM_FRAME_BYTES_MAX = 8_192  # an id, a number and a nonce
 CLAIM = ConnectionPhase(frozenset({messages.TermClaim}), CLAIM_FRAME_BYTES_MAX)
 
 # Only the ``Hello`` of a member with a trainer is long: it contains the layout.
-GREETING = ConnectionPhase(frozenset({messages.Hello, messages.Resume}), FRAME_BYTES_MAX)
+_GREETINGS = frozenset({messages.Hello, messages.Resume})
+GREETING = ConnectionPhase(_GREETINGS, FRAME_BYTES_MAX)
 
-MEMBER = ConnectionPhase(
-    frozenset(
-        {
-            messages.Applied,
-            messages.Audited,
-            messages.Diagnosis,
-            messages.WeightsSupplied,
-            messages.Heartbeat,
-            messages.Held,
-            messages.LeasesHeld,
-            messages.LeasesWanted,
-            messages.Leaving,
-            messages.LinkBroken,
-            messages.Measured,
-            messages.NotReady,
-            messages.Progress,
-            messages.Ready,
-            messages.ReduceFailed,
-            messages.Reduced,
-            messages.Relayed,
-            messages.Renew,
-            messages.RouteWanted,
-            messages.RouteWorks,
-            messages.SyncFailed,
-            messages.Synced,
-            messages.TrainerAttached,
-            messages.TrainerFailed,
-            messages.TrainerLost,
-        }
-    ),
-    FRAME_BYTES_MAX,
-)
+MEMBER = ConnectionPhase(_defined_in(to_master) - _GREETINGS, FRAME_BYTES_MAX)
 
 LINK_GREETING_FRAME_BYTES_MAX = 8_192  # half of a secret, or a refusal
-LINK_GREETING = ConnectionPhase(
-    frozenset({messages.LinkHello, messages.LinkReady, messages.Refused}),
-    LINK_GREETING_FRAME_BYTES_MAX,
-)
+_LINK_GREETINGS = frozenset({messages.LinkHello, messages.LinkReady})
+LINK_GREETING = ConnectionPhase(_LINK_GREETINGS | {messages.Refused}, LINK_GREETING_FRAME_BYTES_MAX)
 
 LINK_FRAME_BYTES_MAX = 3 * 2**20  # an index of as many blocks as there may be takes 2 MiB
 LINK = ConnectionPhase(
-    frozenset(
-        {
-            messages.BlocksRefused,
-            messages.BlocksRequest,
-            messages.Heartbeat,
-            messages.Index,
-            messages.IndexRequest,
-            messages.LanesReceived,
-            messages.LanesWanted,
-        }
-    ),
-    LINK_FRAME_BYTES_MAX,
+    _defined_in(between_peers) - _LINK_GREETINGS | {messages.Heartbeat}, LINK_FRAME_BYTES_MAX
 )

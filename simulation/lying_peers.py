@@ -106,7 +106,7 @@ class LyingPeer:
         running = reduction._running
         if running is not None and order.attempt == reduction.attempt:
             context, added = reduction._context, reduction._adder.added
-            check = _LyingCheck(self, context, added, reduction._hub, reduction._network)
+            check = _LyingCheck(self, context, added, reduction._network)
             running.nursery.start_soon(check.take_part, order, reduction._link_wait_s, tell)
 
 

@@ -1,11 +1,20 @@
-"""Tasks that run beside a block and end with it."""
+"""Tasks that run beside a block and end with it, and waiting for what they do."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
+
+SOON_S = 120.0  # nothing takes this long unless something hangs
+
+
+async def until(condition: Callable[[], object], look_s: float = 0.01) -> None:
+    """Wait until something is so."""
+    with trio.fail_after(SOON_S):
+        while not condition():
+            await trio.sleep(look_s)
 
 
 @asynccontextmanager

@@ -32,46 +32,35 @@ from .codec_base import Bytes, Codec, Values
 class Residual:
     """The residual of one fragment. One round at a time uses it: a new one makes earlier ones void.
 
+    Chunks may be corrected in any order, by several threads.
+
     Attributes:
       values: shape ``(n,)``, float32.
       decay: factor of the residual in each round, from 0 to 1.
-      open: the use of the round in flight.
     """
 
     def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
         self.decay = np.float32(decay)
-        self.open: ResidualUse | None = None
+        self._turn = 0  # of the round in flight
+
+    def begin(self) -> int:
+        """Begin a new round, and return its turn: ``settle`` takes no other from now on."""
+        self._turn += 1
+        return self._turn
 
     def carried(self, where: slice) -> Values:
         """Return what is added to the next contribution."""
         return self.values[where] * self.decay
 
-    def begin(self) -> ResidualUse:
-        """Return a new round's correction; the residual changes when that is settled."""
-        self.open = ResidualUse(self)
-        return self.open
-
-
-class ResidualUse:
-    """One round's use of a residual. Chunks may be encoded in any order, by several threads."""
-
-    def __init__(self, residual: Residual) -> None:
-        self._residual = residual
-
-    @property
-    def count(self) -> int:
-        """The number of values in the fragment."""
-        return self._residual.values.size
-
     def corrected(self, where: slice, delta: Values) -> Values:
         """Return one chunk's ``delta`` plus residual; perhaps not finite, which codecs refuse."""
         with np.errstate(over="ignore", invalid="ignore"):
-            corrected = self._residual.values[where] * self._residual.decay
+            corrected = self.carried(where)
             corrected += delta
         return corrected
 
-    def settle(self, codec: Codec, sent: Iterable[tuple[slice, Values, Bytes]]) -> None:
+    def settle(self, turn: int, codec: Codec, sent: Iterable[tuple[slice, Values, Bytes]]) -> None:
         """Make a new residual of what was sent: the round committed with our contribution. Heavy.
 
         Does nothing the second time, or after a later round of the fragment began.
@@ -79,10 +68,10 @@ class ResidualUse:
         Args:
           sent: of every chunk its place, its ``delta`` and the encoding of both.
         """
-        if self._residual.open is not self:
+        if turn != self._turn:
             return
-        self._residual.open = None
+        self._turn += 1
         for where, delta, encoded in sent:
-            corrected, left = self.corrected(where, delta), self._residual.values[where]
+            corrected, left = self.corrected(where, delta), self.values[where]
             codec.decode(encoded, left)
             np.subtract(corrected, left, out=left)

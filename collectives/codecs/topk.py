@@ -32,12 +32,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec_base import Bytes, Values, check_length
+from .codec_base import MAGNITUDE_BITS, Bytes, Values, check_length
 
 TOPK_SHARE_BITS = {"topk": 6, "topk16": 4, "topk8": 3, "topk4": 2}  # one of 2**bits survives
 RICE_PARAMETER_MAX = 30  # gaps are below 2**31, whatever a chunk's length
 VALUE_BITS = 2
-MAGNITUDE_MASK = np.uint32(0x7FFF_FFFF)  # magnitudes of float32 are ordered as their bits are
 INFINITY_BITS = np.uint32(0x7F80_0000)
 
 _HEADER = struct.Struct("<IIffB")
@@ -120,7 +119,7 @@ def _survivors(name: str, values: Values, wanted: int) -> Positions:
     Raises:
       ValueError: a value, which is named, is not finite.
     """
-    magnitudes = values.view(np.uint32) & MAGNITUDE_MASK
+    magnitudes = values.view(np.uint32) & MAGNITUDE_BITS  # ordered as their bits are
     ordered = np.partition(magnitudes, values.size - wanted)[-wanted:]
     if ordered.max() >= INFINITY_BITS:
         bad = int(np.flatnonzero(magnitudes >= INFINITY_BITS)[0])

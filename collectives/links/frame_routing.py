@@ -21,7 +21,9 @@ from ...protocol.errors import LocalProtocolError, RemoteProtocolError
 from ...protocol.network.lane import FrameHeader, FrameKind
 from ...protocol.pulse import Pulse
 
-EARLY_WAIT_S = 10.0  # how long a lane waits for a sink of its frame; then the frame is dropped
+# How long a lane waits for a sink of its frame; then the frame is dropped. The sender would take a
+# wait of ``LANE_STALL_S`` for a stall.
+EARLY_WAIT_S = 10.0
 # Rounds and transfers whose end is remembered. Late frames of others cost a lane the early wait.
 ENDED_MAX = 4_096
 
@@ -71,9 +73,8 @@ class FrameRouter:
       dropped_frames: how many frames found no sink, or were dropped by it.
     """
 
-    def __init__(self, early_wait_s: float = EARLY_WAIT_S) -> None:
+    def __init__(self) -> None:
         self.dropped_frames = 0
-        self._early_wait_s = early_wait_s
         self._sinks: dict[Key, Sink] = {}
         # The sinks that threads may call. Threads only look up keys in these two tables, each time
         # in one operation of the interpreter; everything else here belongs to the event loop.
@@ -151,7 +152,7 @@ class FrameRouter:
         return sink, view
 
     async def _wait_sink(self, key: Key) -> None:
-        with trio.move_on_after(self._early_wait_s) as scope:
+        with trio.move_on_after(EARLY_WAIT_S) as scope:
             while not (key in self._sinks or self._is_over(key) or key in self._given_up):
                 await self._changed.wait()
         if scope.cancelled_caught:

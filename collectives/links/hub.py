@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 import trio
-from attrs import evolve
 
 from ...protocol import messages as m
 from ...protocol.dial_order import are_linked
@@ -33,10 +32,10 @@ from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
 from .dialling.handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .dialling.peer_link import HANDSHAKE_S, PeerLink
-from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
-from .lane_pool import LANE_STALL_SHARE, DialLane
+from .frame_routing import FrameRouter, Key, Sink
+from .lane_pool import DialLane
 from .link import WATCH_TICKS, Link, OnMessage
-from .link_parts import STALL_S, CarriedBytes, LaneRules, LinkRules, SharedByLinks
+from .link_parts import LANE_STALL_S, CarriedBytes, LaneRules, LinkRules, SharedByLinks
 from .rates.line_watch import LineWatch
 from .rates.rate_limiter import RateLimiter
 from .rates.rate_meter import Measurements
@@ -58,11 +57,7 @@ class LinkHub:
       tell_master: called with messages to the master about routes and links; by default dropped.
 
     Args:
-      upload, download: caps on what all lanes together carry; None: no cap.
-      rules: for the lanes, until ``configure`` gives others.
-      stall_s: a link on which nothing moves for this long is lost.
-      early_wait_s: how long a frame waits for its sink to register. It must be less than the time
-        after which a lane counts as stalled, or the sender would take the wait for a stall.
+      upload, download: caps on what all lanes over sockets together carry; None: no cap.
     """
 
     def __init__(
@@ -74,24 +69,18 @@ class LinkHub:
         tell_master: Callable[[m.Message], None] = lambda _message: None,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
-        rules: LaneRules | None = None,
-        stall_s: float = STALL_S,
-        early_wait_s: float = EARLY_WAIT_S,
     ) -> None:
-        if early_wait_s >= LANE_STALL_SHARE * stall_s:
-            most_s = LANE_STALL_SHARE * stall_s
-            raise LocalProtocolError(f"early_wait_s is {early_wait_s}, but must be below {most_s}")
         self.me = me
-        self.router = FrameRouter(early_wait_s)
+        self.router = FrameRouter()
         self.buffers = BufferPool()
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self.tell_master = tell_master
         self._network = network
         line = LineWatch(upload)
         self._shared = SharedByLinks(
-            self.router, upload, download, line, send_priority=SendPriority(spare=line.spare)
+            self.router, download, line, send_priority=SendPriority(spare=line.spare)
         )
-        self._rules = LinkRules(rules or LaneRules(), stall_s)  # of links made from now on
+        self._rules = LinkRules()  # of links made from now on
         self._members: dict[str, m.MemberInfo] = {}
         self._peer_links: dict[str, PeerLink] = {}
         self._links: dict[str, Link] = {}  # the newest of each peer
@@ -120,8 +109,7 @@ class LinkHub:
                 while True:
                     while not self._running:
                         await self._changed.wait()
-                    rules = self._rules
-                    tick_s = min(LANE_STALL_SHARE * rules.stall_s, rules.silence_s) / WATCH_TICKS
+                    tick_s = min(LANE_STALL_S, self._rules.silence_s) / WATCH_TICKS
                     await trio.sleep(tick_s)
                     for link in list(self._running):
                         link.watch(tick_s)
@@ -234,7 +222,7 @@ class LinkHub:
           silence_s: a link without a byte for so long is given up.
           donor_share: the line's least for copies of the state in a round; None leaves it.
         """
-        self._rules = evolve(self._rules, lanes=rules, silence_s=silence_s)
+        self._rules = LinkRules(rules, silence_s)
         if donor_share is not None:
             self.send_priority.share = donor_share
 

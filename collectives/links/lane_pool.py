@@ -27,13 +27,15 @@ from ...protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived, Me
 from ...protocol.pulse import Pulse
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
-from .link_parts import CarriedBytes, LaneRules, LinkRules, SharedByLanes
+from .link_parts import (
+    LANE_STALL_S,
+    LANELESS_S,
+    CarriedBytes,
+    LaneRules,
+    LinkRules,
+    SharedByLanes,
+)
 
-# The share of a link's stall time after which a lane on which nothing moves is given up, even if
-# other lanes work ...
-LANE_STALL_SHARE = 0.75
-# ... and the rest, in which a link without any lane may find another one.
-LANELESS_SHARE = 0.25
 LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tried
 BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
 BACK_OFF_LAST_S = 5.0
@@ -113,7 +115,6 @@ class LanePool:
     ) -> None:
         self.rules = rules.lanes
         self._shared = shared
-        self._stall_s = rules.stall_s
         self._send = send
         self._lanes: dict[int, LinkLane] = {}  # from their claim until both sides have closed them
         self._working: dict[int, LinkLane] = {}  # those that carry frames
@@ -347,16 +348,14 @@ class LanePool:
             self._unasked_s = 0.0
             for lane in self.working:
                 lane.choose_congestion(self.rules.congestion)
-        stall_s = LANE_STALL_SHARE * self._stall_s
         lose_link = self._shared.lose_link
         for lane in list(self._lanes.values()):
             lane.watch(elapsed_s)
-            if lane.still_s < stall_s:
+            if lane.still_s < LANE_STALL_S:
                 continue
             if lane.finished.is_set():
                 lose_link(f"the other side does not acknowledge what came on lane {lane.number}")
-            lane.close(f"nothing moved for {stall_s:g} s")
-        laneless_s = LANELESS_SHARE * self._stall_s
+            lane.close(f"nothing moved for {LANE_STALL_S:g} s")
         self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s
-        if self._laneless_s >= laneless_s:
-            lose_link(f"no lane has worked for {laneless_s:g} s ({self._trouble})")
+        if self._laneless_s >= LANELESS_S:
+            lose_link(f"no lane has worked for {LANELESS_S:g} s ({self._trouble})")

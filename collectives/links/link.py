@@ -34,8 +34,8 @@ from ...protocol.network.stream import MessageStream
 from .event_loop import Loop
 from .lane_pool import DialLane, LanePool, Task
 from .link_lane import LinkLane
-from .link_parts import LinkRules, SharedByLanes, SharedByLinks
-from .rates.rate_meter import Meter, PacedStream
+from .link_parts import STALL_S, LinkRules, SharedByLanes, SharedByLinks
+from .rates.rate_meter import Meter, MeteredStream
 from .rates.send_priority import SendRank
 from .send_queue import FrameSource, MessageQueue, SendQueue
 
@@ -53,11 +53,11 @@ class _ControlWatch:
       silent_s: how long nothing has come over the link.
     """
 
-    def __init__(self, stream: PacedStream, queue: MessageQueue, rules: LinkRules) -> None:
+    def __init__(self, stream: MeteredStream, queue: MessageQueue, silence_s: float) -> None:
         self.silent_s = 0.0
         self._stream = stream
         self._queue = queue
-        self._rules = rules
+        self._silence_s = silence_s
         self._beats = itertools.count()
         self._unbeaten_s = 0.0  # since the last heartbeat
         self._mute_s = 0.0  # how long no message could be sent, though one waits
@@ -65,7 +65,7 @@ class _ControlWatch:
 
     def watch(self, elapsed_s: float) -> str:
         """Send a heartbeat when one is due; return why the link is lost, "" if it is not."""
-        silence_s, stall_s = self._rules.silence_s, self._rules.stall_s
+        silence_s = self._silence_s
         self._unbeaten_s += elapsed_s
         if self._unbeaten_s > silence_s / BEATS_PER_SILENCE - elapsed_s / 2:
             self._unbeaten_s = 0.0
@@ -76,7 +76,7 @@ class _ControlWatch:
         before_bytes, self._sent_bytes = self._sent_bytes, self._stream.sent_bytes
         stuck = self._queue.busy and self._sent_bytes == before_bytes
         self._mute_s = self._mute_s + elapsed_s if stuck else 0.0
-        return f"nothing could be sent for {stall_s:g} s" if self._mute_s >= stall_s else ""
+        return f"nothing could be sent for {STALL_S:g} s" if self._mute_s >= STALL_S else ""
 
 
 class Link:
@@ -103,11 +103,11 @@ class Link:
         self.finished = trio.Event()
         self.reason = ""
         self._stream = stream
-        control = PacedStream(stream)
+        control = MeteredStream(stream)
         quota = Quota(trio.current_time(), LINK_ITEMS_PER_S)
         self.messages = MessageStream(control, LINK_GREETING, quota)
         self._message_queue = MessageQueue()
-        self._control_watch = _ControlWatch(control, self._message_queue, rules)
+        self._control_watch = _ControlWatch(control, self._message_queue, rules.silence_s)
         self._on_message = on_message
         self._scope = trio.CancelScope()
         self._send_queue = SendQueue(node.send_priority, partial(node.send_backlog.set_left, peer))

@@ -35,7 +35,7 @@ from ...protocol.network.socket_options import (
 from .lane_frames import LaneFrames, LaneTasks
 from .lane_threads import LaneThreads
 from .link_parts import SharedByLanes
-from .rates.rate_meter import PacedStream
+from .rates.rate_meter import MeteredStream
 
 
 class LinkLane:
@@ -62,13 +62,8 @@ class LinkLane:
     ) -> None:
         self.number = number
         self.stream = stream
-        self._paced = PacedStream(
-            stream,
-            upload=shared.node.upload,
-            download=shared.node.download,
-            meter=shared.sent_meter,
-        )
-        self.records = Lane(self._paced, send_key, receive_key)
+        self._metered = MeteredStream(stream, shared.sent_meter)
+        self.records = Lane(self._metered, send_key, receive_key)
         self.facts = LaneFacts()
         self.reason = ""
         self.finished = trio.Event()
@@ -165,12 +160,12 @@ class LinkLane:
     @property
     def sent_bytes(self) -> int:
         in_threads = 0 if self._threads is None else self._threads.socket_lane.sent_bytes
-        return self._paced.sent_bytes + in_threads
+        return self._metered.sent_bytes + in_threads
 
     @property
     def received_bytes(self) -> int:
         in_threads = 0 if self._threads is None else self._threads.socket_lane.received_bytes
-        return self._paced.received_bytes + in_threads
+        return self._metered.received_bytes + in_threads
 
     def count_retransmitted(self) -> int:
         """Return how many bytes the kernel has sent again on this lane, or did until its end."""

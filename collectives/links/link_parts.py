@@ -22,7 +22,10 @@ from .rates.rate_meter import Meter
 from .rates.send_priority import SendBacklog, SendPriority
 from .send_queue import SendQueue
 
-STALL_S = 20.0  # a link on which nothing moves for this long is lost, though something should
+# A lane on which nothing moves for so long, though something should, is given up, even if others
+# work. Then a link without any lane has so long to find another one.
+LANE_STALL_S, LANELESS_S = 15.0, 5.0
+STALL_S = LANE_STALL_S + LANELESS_S  # after which a link is lost on which nothing moves
 LANES_WAITING_MAX = 4  # of a link, for the line's pace, at a time
 
 
@@ -46,12 +49,10 @@ class LinkRules:
     """When a link is lost, and the rules for its lanes.
 
     Attributes:
-      stall_s: the link is lost when nothing moves for this long, though something should.
       silence_s: the link is lost when nothing at all comes for this long.
     """
 
-    lanes: LaneRules
-    stall_s: float
+    lanes: LaneRules = LaneRules()
     silence_s: float = math.inf
 
 
@@ -75,8 +76,8 @@ class SharedByLinks:
 
     Attributes:
       router: finds the sink of a frame.
-      upload, download: caps on what all lanes together carry; None: no cap.
-      line: learns what the line carries, and paces the lanes by it.
+      download: cap on what all lanes over sockets together receive; None: no cap.
+      line: learns what the line carries, and paces the lanes by it and by the cap on sending.
       fan_out: limits the number of peers that the node sends to at once.
       send_priority: decides which frames of all links go first.
       send_backlog: decides which links get more of the line.
@@ -85,7 +86,6 @@ class SharedByLinks:
     """
 
     router: FrameRouter
-    upload: RateLimiter | None = None
     download: RateLimiter | None = None
     line: LineWatch = Factory(LineWatch)
     fan_out: FanOutLimit = Factory(FanOutLimit)

@@ -26,6 +26,7 @@ from ...collectives.codecs.error_feedback import Residual
 from ...collectives.encoded_input import EncodedInput
 from ...collectives.links.hub import LinkHub
 from ...collectives.reduction import ReduceResult, Reduction
+from ...collectives.reduction_context import ReductionContext
 from ...diloco.outer import outer_step
 from ...membership.shared.manifest import is_everywhere
 from ...membership.spec.spec import DilocoTable
@@ -100,22 +101,25 @@ class Reducer:
         posted, fragment = self._state_service.posted, order.fragment
         known_input = self._inputs.get(order.round) if contribute else None
         spec = self._peer.spec.value
-        return Reduction(
+        context = ReductionContext(
             order,
             self._peer.config.me,
             self._state_service.size(fragment),
             self._hub,
-            self._peer.network,
             # The trainer posts nothing new before the next round opens.
             posted.values(fragment) if contribute else None,
             posted.counters(fragment) if contribute else None,
             encoded_input=known_input,
             residual=self.residual_of(fragment) if contribute and known_input is None else None,
+            audited=spec.reduce.audit > 0,
+        )
+        return Reduction(
+            context,
+            self._peer.network,
             # The momentum changes only when the round is over.
             momentum=self._state_service.state.momentum(fragment) if contribute else None,
             # A member that cannot be reached is named before the master finds an unexplained stall.
             link_wait_s=spec.link_deadline_s,
-            audited=spec.reduce.audit > 0,
             on_lost=on_lost,
         )
 

@@ -17,9 +17,8 @@ class LinkHello(Message):
     version_min: int = field(validator=fields.count)
     version_max: int = field(validator=fields.count)
     link_id: bytes = field(validator=and_(min_len(16), max_len(16)))
-    secret: bytes = field(  # 32 random bytes; lane keys come from both by HKDF
-        repr=False, validator=fields.digest
-    )
+    # 32 random bytes; lane keys come from both by HKDF.
+    secret: bytes = field(repr=False, validator=fields.digest)
 
 
 @frozen

@@ -18,6 +18,7 @@ from .limits import (
     METRICS_MAX,
     NAME_CHARS_MAX,
     OWNER_RUNS_MAX,
+    PEER_ADDRESSES_MAX,
     RUN_ID,
     SAMPLES_MAX,
     WORD_CHARS_MAX,
@@ -64,6 +65,7 @@ def each(validator: Any, count_max: int) -> Any:
 
 
 peers = each(peer, MEMBERS_MAX)
+addresses = each(text, PEER_ADDRESSES_MAX)
 manifest: Any = max_len(OWNER_RUNS_MAX)  # the first run begins at chunk 0
 leases: Any = max_len(LEASE_RANGES_MAX)
 samples: Any = and_(ge(1), le(SAMPLES_MAX))

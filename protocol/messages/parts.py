@@ -123,9 +123,7 @@ class MemberInfo:
     name: str = field(validator=fields.name)
     # The order of joining; also the order of addition in a reduction.
     number: int = field(validator=fields.count)
-    addresses: tuple[str, ...] = field(
-        validator=fields.each(fields.text, 16)
-    )  # "host:port", best first
+    addresses: tuple[str, ...] = field(validator=fields.addresses)  # "host:port", best first
     role: Role
     in_sync: bool
     reachable: bool = True  # False: it can dial, but cannot be dialled (it is behind a router)

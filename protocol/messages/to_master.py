@@ -56,9 +56,7 @@ class Hello(Message):
     version_max: int = field(validator=fields.count)
     run_id: str = field(validator=fields.run_id)
     name: str = field(validator=fields.name)
-    addresses: tuple[str, ...] = field(
-        validator=fields.each(fields.text, 16)
-    )  # at which peers can dial it
+    addresses: tuple[str, ...] = field(validator=fields.addresses)  # at which peers can dial it
     # Random per daemon process: tells a reconnect from a restart.
     incarnation: int = field(validator=fields.count)
     layout: ModelLayout | None  # of the trainer; None: not known yet
@@ -69,9 +67,8 @@ class Hello(Message):
     undecided: tuple[Reduced, ...] = field(validator=max_len(FRAGMENTS_MAX))
     # The cap that the machine's owner sets on traffic to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=fields.finite)
-    download_bytes_per_s: float = field(
-        default=0.0, validator=fields.finite
-    )  # the same for receiving
+    # The same for receiving.
+    download_bytes_per_s: float = field(default=0.0, validator=fields.finite)
     # Of the newest master that the peer has obeyed; an older master learns that it is superseded.
     term: int = field(default=0, validator=fields.count)
     nonce: bytes = field(default=b"", validator=fields.nonce)
@@ -92,9 +89,8 @@ class Heartbeat(Message):
 
     sequence: int = field(validator=fields.count)
     received: int = field(default=0, validator=fields.count)
-    left_s: float = field(
-        default=0.0, validator=fields.finite
-    )  # a master's: of the run; 0.0: not known
+    # A master's: of the run; 0.0: not known.
+    left_s: float = field(default=0.0, validator=fields.finite)
 
 
 @frozen
@@ -106,7 +102,7 @@ class Resume(Message):
     term: int = field(validator=fields.count)  # of the session's master
     nonce: bytes = field(validator=fields.nonce)
     received: int = field(validator=fields.count)
-    addresses: tuple[str, ...] = field(validator=fields.each(fields.text, 16))  # as in ``Hello``
+    addresses: tuple[str, ...] = field(validator=fields.addresses)  # as in ``Hello``
     local_port: int = field(default=0, validator=fields.port)
 
 
@@ -330,7 +326,7 @@ class Held(Message):
 
 
 @frozen
-class MadeDigest(Message):
+class MadeDigest:
     """A digest of all results that one member made: BLAKE3 of the chunks' digests and contributor
     sets.
     """

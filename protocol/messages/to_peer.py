@@ -69,9 +69,8 @@ class View(Message):
 
     number: int = field(validator=fields.count)
     members: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
-    step: int = field(
-        validator=fields.count
-    )  # the run's global step, at which a new contributor begins
+    # The run's global step, at which a new contributor begins.
+    step: int = field(validator=fields.count)
 
 
 @frozen
@@ -82,9 +81,8 @@ class ViewChange(Message):
     base: int = field(validator=fields.count)  # the number of the view that it changes
     # Changed or new members.
     changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
-    gone: tuple[int, ...] = field(
-        validator=fields.each(fields.count, MEMBERS_MAX)
-    )  # by member number
+    # By member number.
+    gone: tuple[int, ...] = field(validator=fields.each(fields.count, MEMBERS_MAX))
     step: int = field(validator=fields.count)
 
 
@@ -152,9 +150,8 @@ class BriefReduce(Message):
     base: int = field(validator=fields.count)
     contributors: bytes = field(validator=fields.packed)  # runs of numbers
     weights: bytes = field(validator=fields.packed)
-    scales: tuple[float, ...] = field(
-        validator=fields.each(fields.finite, MEMBERS_MAX)
-    )  # empty: all are 1.0
+    # Empty: all are 1.0.
+    scales: tuple[float, ...] = field(validator=fields.each(fields.finite, MEMBERS_MAX))
     receivers: bytes = field(validator=fields.packed)  # runs of numbers
     owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
     plan: Plan  # without owners
@@ -181,9 +178,7 @@ class Flush(Message):
 
     round: int = field(validator=fields.count)
     attempt: int = field(validator=fields.count)  # of the ``Repair`` that is being prepared
-    lost: tuple[str, ...] = field(
-        validator=fields.peers
-    )  # all lost peers of the present ``Reduce``
+    lost: tuple[str, ...] = field(validator=fields.peers)  # all of the present ``Reduce``
 
 
 @frozen
@@ -262,7 +257,7 @@ class Route(Message):
     dials: bool
     relay: str = field(default="", validator=fields.peer_or_none)  # the peer that forwards
     # The relay's addresses; of a punched route the one from which the other end dials.
-    addresses: tuple[str, ...] = field(default=(), validator=fields.each(fields.text, 16))
+    addresses: tuple[str, ...] = field(default=(), validator=fields.addresses)
     ticket: bytes = field(default=b"", validator=fields.ticket)  # shown to the relay
     local_port: int = field(default=0, validator=fields.port)  # the port to dial from
 
@@ -310,9 +305,8 @@ class Leased(Message):
 
     ranges: tuple[LeaseRange, ...] = field(validator=fields.leases)
     all: bool = False
-    length: int = field(
-        default=0, validator=fields.count
-    )  # samples of the run's data set; 0: not known yet
+    # Samples of the run's data set; 0: not known yet.
+    length: int = field(default=0, validator=fields.count)
 
 
 @frozen

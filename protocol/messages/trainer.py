@@ -163,9 +163,8 @@ class Load(Message):
     """
 
     step: int = field(validator=fields.count)  # the run's global step from now on
-    step_limit: int = field(
-        validator=fields.count
-    )  # not to be passed before the next ``RoundOpened``
+    # Not to be passed before the next ``RoundOpened``.
+    step_limit: int = field(validator=fields.count)
     finished: bool
     spoilt: bool = False
 

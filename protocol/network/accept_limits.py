@@ -70,12 +70,11 @@ class AcceptSlot:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     silent: bool = True
     gave_way: bool = False
-    _give_back: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    _slots: AcceptSlots = field(kw_only=True)
 
     def release(self) -> None:
         """Free the slot, because the connection is identified or closed. Harmless twice."""
-        give_back, self._give_back = self._give_back, lambda: None
-        give_back()
+        self._slots.take_back(self)
 
 
 @define(eq=False)
@@ -89,7 +88,6 @@ class AcceptSlots:
     _count_max: int
     _per_group_max: int
     _slow_s: float
-    _now: Callable[[], float] = trio.current_time
     # The oldest is first.
     _held: dict[AcceptSlot, None] = field(factory=dict, init=False)
     _by_group: Counter[str] = field(factory=Counter, init=False)
@@ -109,9 +107,10 @@ class AcceptSlots:
                 slot.release()
 
     def _take(self, group: AddressGroup, known: bool) -> AcceptSlot | None:
+        per_site_max = SLOTS_PER_SITE * self._per_group_max
         if self._by_group[group.name] >= self._per_group_max:
             room = self._clear(lambda slot: slot.group == group)
-        elif group.site and not known and self._by_group[group.site] >= self._per_site_max:
+        elif group.site and not known and self._by_group[group.site] >= per_site_max:
             room = self._clear(lambda slot: slot.group.site == group.site)
         elif len(self._held) >= self._count_max + known * int(RESERVED_SHARE * self._count_max):
             room = self._clear(lambda _place: True)
@@ -119,19 +118,14 @@ class AcceptSlots:
             room = True
         if not room:
             return None
-        slot = AcceptSlot(group, self._now())
-        slot._give_back = lambda: self._give_back(slot)
+        slot = AcceptSlot(group, trio.current_time(), slots=self)
         self._held[slot] = None
         self._by_group.update(filter(None, (group.name, group.site)))
         return slot
 
-    @property
-    def _per_site_max(self) -> int:
-        return SLOTS_PER_SITE * self._per_group_max
-
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
         """Close the oldest silent or slow connection among these; return whether there was any."""
-        due_s = self._now() - self._slow_s
+        due_s = trio.current_time() - self._slow_s
         for slot in self._held:
             if (slot.silent or slot.since_s <= due_s) and may_yield(slot):
                 slot.gave_way = True
@@ -140,7 +134,9 @@ class AcceptSlots:
                 return True
         return False
 
-    def _give_back(self, slot: AcceptSlot) -> None:
+    def take_back(self, slot: AcceptSlot) -> None:
+        if slot not in self._held:
+            return
         del self._held[slot]
         for name in filter(None, (slot.group.name, slot.group.site)):
             self._by_group[name] -= 1
@@ -152,12 +148,10 @@ class AddressCredit:
     """The credit of each address, or of each site.
 
     Args:
-      now: seconds, by any monotonic clock.
       times: the factor on a single address's credit.
     """
 
-    def __init__(self, now: Callable[[], float] = trio.current_time, times: float = 1.0) -> None:
-        self._now = now
+    def __init__(self, times: float = 1.0) -> None:
         self._times = times
         # By host: the credit and its time, the most recent last.
         self._known: dict[str, tuple[float, float]] = {}
@@ -165,7 +159,7 @@ class AddressCredit:
     def left(self, host: str) -> float:
         full = self._times * CREDIT_MAX
         credit, at_s = self._known.get(host, (full, 0.0))
-        return min(full, credit + self._times * CREDIT_PER_S * (self._now() - at_s))
+        return min(full, credit + self._times * CREDIT_PER_S * (trio.current_time() - at_s))
 
     def charge(self, host: str) -> None:
         """Take the credit for a failed connection."""
@@ -173,7 +167,7 @@ class AddressCredit:
         self._known.pop(host, None)
         if len(self._known) >= ADDRESSES_KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        self._known[host] = (left, self._now())
+        self._known[host] = (left, trio.current_time())
 
 
 class AcceptLimits:
@@ -188,7 +182,7 @@ class AcceptLimits:
             LANES_UNPROVEN_MAX, LANES_UNPROVEN_PER_ADDRESS_MAX, UNIDENTIFIED_SLOW_S
         )
         self._credit = AddressCredit()
-        self._site_credit = AddressCredit(times=CREDIT_PER_SITE)
+        self._site_credit = AddressCredit(CREDIT_PER_SITE)
         self._member_groups: OrderedDict[str, None] = OrderedDict()
 
     def admits(self, group: AddressGroup) -> bool:

@@ -62,18 +62,12 @@ _CAPACITY_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _log = logging.getLogger(__name__)
 
 
-def _name_of(sockaddr: object) -> str:
-    if isinstance(sockaddr, tuple) and len(sockaddr) >= 2:
-        host, port = str(sockaddr[0]), int(sockaddr[1])
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return str(sockaddr)
-
-
-def _remote_sockaddr(stream: trio.SocketStream) -> object:
+def _remote_address(stream: trio.SocketStream) -> Address | None:
+    """Return the address of a connection's other end; None if the connection is closed."""
     try:
-        return stream.socket.getpeername()
+        return Address(*stream.socket.getpeername()[:2])
     except OSError:
-        return "a closed connection"
+        return None
 
 
 @frozen
@@ -104,7 +98,7 @@ class SocketNetwork:
         self._credentials = credentials
         self._newcomers = newcomers
         self._greeting_s = greeting_s
-        self._limits: AcceptLimits | None = None  # made in ``serve``, because it needs trio's clock
+        self._limits = AcceptLimits()
         self._unproven: dict[trio.abc.Stream, AcceptSlot] = {}  # accepted lanes that hold a slot
         self._uncollected = 0  # accepted TLS connections since garbage was last collected
 
@@ -122,12 +116,12 @@ class SocketNetwork:
         """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
         handlers = _Handlers(on_channel, on_lane, on_relay)
         listeners = await bind_all(bind)
-        self._limits = self._limits or AcceptLimits()
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener, nursery, handlers)
-                task_status.started([_bound_address(listener) for listener in listeners])
+                bound = [listener.socket.getsockname()[:2] for listener in listeners]
+                task_status.started([Address(host, port) for host, port in bound])
         finally:
             for listener in listeners:
                 listener.socket.close()
@@ -152,11 +146,10 @@ class SocketNetwork:
             nursery.start_soon(self._greet, stream, handlers)
 
     async def _greet(self, stream: trio.SocketStream, handlers: _Handlers) -> None:
-        sockaddr = _remote_sockaddr(stream)
-        remote = _name_of(sockaddr)
-        group = address_group(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
+        address = _remote_address(stream)
+        remote = "a closed connection" if address is None else str(address)
+        group = address_group(remote if address is None else address.host)
         limits = self._limits
-        assert limits is not None
         if not limits.admits(group):
             await trio.aclose_forcefully(stream)  # unread, and without an answer
             return
@@ -223,19 +216,19 @@ class SocketNetwork:
         elif channel is not None and channel.party is Party.NEWCOMER:
             await self._keep_newcomer(channel, group, handlers)
         elif channel is not None:
-            if group is not None and self._limits is not None:
+            if group is not None:
                 self._limits.add_member(group)
             await run_handler(handlers.on_channel, channel, channel.stream, remote)
 
     def _charge(self, group: AddressGroup | None) -> None:
-        if group is not None and self._limits is not None:
+        if group is not None:
             self._limits.charge(group)
 
     async def _keep_newcomer(
         self, channel: Channel, group: AddressGroup | None, handlers: _Handlers
     ) -> None:
         """Run a newcomer's handler, holding a slot for newcomers to its end."""
-        if group is None or self._limits is None:  # no route is arranged for a newcomer
+        if group is None:  # no route is arranged for a newcomer
             await trio.aclose_forcefully(channel.stream)
             return
         self._charge(group)  # also if it succeeds: enrolments are rare
@@ -259,7 +252,6 @@ class SocketNetwork:
         if group is None:
             await run_handler(handler, stream, stream, remote)
             return
-        assert self._limits is not None
         with self._limits.lanes.slot(group, known=self._limits.is_known(group)) as slot:
             if slot is None:
                 await trio.aclose_forcefully(stream)
@@ -272,10 +264,6 @@ class SocketNetwork:
             finally:
                 if self._unproven.pop(stream, None) is not None:
                     self._charge(group)
-
-    def _release_slot(self, stream: trio.abc.Stream) -> None:
-        if (slot := self._unproven.pop(stream, None)) is not None:
-            slot.release()
 
     async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
         self._uncollected += 1
@@ -333,18 +321,17 @@ class SocketNetwork:
         """See ``network.Network.open_hole``."""
         return await SocketHole.open(towards, port)
 
-    async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """See ``network.Network.dial_relay``."""
-        return await open_tcp(address, address.host)
-
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
         """See ``network.Network.dial_lane``."""
         return await open_tcp(address, address.host)
 
+    dial_relay = dial_lane  # only their first bytes differ
+
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``."""
         assert isinstance(stream, trio.SocketStream)
-        self._release_slot(stream)
+        if (slot := self._unproven.pop(stream, None)) is not None:
+            slot.release()
         choose_congestion(stream.socket, congestion)
         return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
 
@@ -398,11 +385,6 @@ async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | s
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
             raise RemoteProtocolError(f"{address} refuses TLS 1.3: {cause.reason}") from None
         raise OSError(errno.ECONNRESET, f"{address} hung up: {cause or error}") from None
-
-
-def _bound_address(listener: trio.SocketListener) -> Address:
-    host, port = listener.socket.getsockname()[:2]
-    return Address(host, port)
 
 
 async def bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:

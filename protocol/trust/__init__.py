@@ -1,1 +1,1 @@
-"""Keys, certificates, invites and signed statements."""
+"""Keys, certificates and invites."""

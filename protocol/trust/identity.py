@@ -100,15 +100,6 @@ class Identity:
             identity.save(path)
             return identity
 
-    @property
-    def public_bytes(self) -> bytes:
-        """Return the raw public key, 32 bytes."""
-        return self._key.public_key().public_bytes_raw()
-
-    def sign(self, data: bytes) -> bytes:
-        """Sign data with Ed25519; the signature has 64 bytes."""
-        return self._key.sign(data)
-
     def save(self, path: Path) -> None:
         """Write the private key to a file with mode 0600."""
         write_private(path, private_key_pem(self._key))

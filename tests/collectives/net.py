@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -136,16 +138,10 @@ class Net:
         rules: LaneRules | None = None,
     ) -> None:
         self.nursery = nursery
-        self.rules = rules
+        self.rules = rules or LaneRules()
         self.world = world or MemoryWorld(random.Random(0))
 
-    async def node(
-        self,
-        number: int,
-        members: list[m.MemberInfo],
-        upload: RateLimiter | None = None,
-        download: RateLimiter | None = None,
-    ) -> Node:
+    async def node(self, number: int, members: list[m.MemberInfo]) -> Node:
         network = self.world.host(f"n{number}", peer_id(number))
         heard: list[tuple[str, m.Message]] = []
         dialled: list[str] = []
@@ -153,14 +149,8 @@ class Net:
         async def on_message(peer: str, message: m.Message) -> None:
             heard.append((peer, message))
 
-        hub = LinkHub(
-            network,
-            peer_id(number),
-            on_message=on_message,
-            upload=upload,
-            download=download,
-            rules=self.rules,
-        )
+        hub = LinkHub(network, peer_id(number), on_message=on_message)
+        hub.configure(rules=self.rules, silence_s=math.inf)
         node = Node(network, hub, trio.CancelScope(), heard, dialled)
         hub.set_members(members)
         await self.nursery.start(self._live, node)
@@ -188,6 +178,15 @@ async def a_net(
 ) -> AsyncIterator[Net]:
     async with background() as nursery:
         yield Net(nursery, world, rules)
+
+
+@asynccontextmanager
+async def a_pair(
+    rules: LaneRules | None = None, /, **line: Any
+) -> AsyncIterator[tuple[Node, Node, Link, Link]]:
+    """Two nodes and both ends of their link over such a line; the second one dialled."""
+    async with a_net(MemoryWorld(random.Random(0), **line), rules) as net:
+        yield await net.pair()
 
 
 @define(eq=False)
@@ -227,8 +226,8 @@ async def real_nodes(
                 on_message=hear,
                 upload=upload if number == 0 else None,
                 download=download if number == 0 else None,
-                rules=rules,
             )
+            hub.configure(rules=rules or LaneRules(), silence_s=math.inf)
             bound = await start_hub(nursery, hub, network, Address("127.0.0.1", 0))
             found.append(RealNode(network, hub, credentials, str(bound), heard))
         members = [

@@ -15,19 +15,20 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs.codecs import Codec, parse_codec
+from holdfast.collectives.codecs.codecs import parse_codec
 from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.collectives.reduction_context import ReductionContext
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
 from holdfast.protocol.network.interface import Network
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.background import background
+from tests.collectives.coding import Values, decode, encode
 from tests.collectives.net import peer_id, real_nodes, start_hub, view
 
-Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 
 
@@ -57,24 +58,23 @@ def reduction_at(
 ) -> Reduction:
     """Make a node's part in a reduction, of its own values and counters unless others are given."""
     given = arrays or (node.values, node.counters)
-    return Reduction(order, node.peer, size, node.hub, node.network, *given, **more)
+    shown = {name: more.pop(name) for name in ("momentum", "on_lost") if name in more}
+    context = ReductionContext(order, node.peer, size, node.hub, *given, **more)
+    return Reduction(context, node.network, **shown)
 
 
 class Swarm:
     """Nodes on virtual links, all in one view."""
 
-    def __init__(
-        self, nursery: trio.Nursery, world: MemoryWorld | None = None, stall_s: float = 20.0
-    ) -> None:
+    def __init__(self, nursery: trio.Nursery, world: MemoryWorld | None = None) -> None:
         self.nursery = nursery
         self.world = world or MemoryWorld(random.Random(0))
         self.nodes: list[Node] = []
-        self.stall_s = stall_s
 
     async def add(self, count: int) -> None:
         for number in range(len(self.nodes), len(self.nodes) + count):
             network = self.world.host(f"n{number}", peer_id(number))
-            hub = LinkHub(network, peer_id(number), stall_s=self.stall_s)
+            hub = LinkHub(network, peer_id(number))
             node = Node(number, network, hub)
             self.nodes.append(node)
             await self.nursery.start(self._live, node)
@@ -89,6 +89,30 @@ class Swarm:
     def tell_view(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             node.hub.set_members(view(*(each.number for each in nodes)))
+
+    def order(
+        self,
+        size: m.FragmentSize,
+        contributors: Sequence[Node | tuple[Node, int, float]] = (),
+        **options: Any,
+    ) -> m.Reduce:
+        """Make an order that all nodes receive; all contribute unless some are named."""
+        return make_order(size, contributors or self.nodes, self.nodes, **options)
+
+    def results(self, nodes: Sequence[Node] = ()) -> list[ReduceResult]:
+        """Return the results of these nodes, or of all, which have one."""
+        found = [node.result for node in nodes or self.nodes if node.result is not None]
+        assert len(found) == len(nodes or self.nodes)
+        return found
+
+    @asynccontextmanager
+    async def reducing(
+        self, order: m.Reduce, size: m.FragmentSize, *nodes: Node
+    ) -> AsyncIterator[None]:
+        """Run the order at these nodes beside the block, and to its end after it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.reduce, order, size, nodes)
+            yield
 
     async def settle(self) -> None:
         """Wait until every pair has its link."""
@@ -125,12 +149,19 @@ class Swarm:
 
 
 @asynccontextmanager
-async def a_swarm(
-    count: int, world: MemoryWorld | None = None, stall_s: float = 20.0
-) -> AsyncIterator[Swarm]:
+async def a_swarm(count: int, world: MemoryWorld | None = None) -> AsyncIterator[Swarm]:
     async with background() as nursery:
-        swarm = Swarm(nursery, world, stall_s)
+        swarm = Swarm(nursery, world)
         await swarm.add(count)
+        yield swarm
+
+
+@asynccontextmanager
+async def settled(count: int, size: m.FragmentSize, **line: Any) -> AsyncIterator[Swarm]:
+    """Nodes with all their links and some input, on lines with these options."""
+    async with a_swarm(count, MemoryWorld(random.Random(0), **line)) as swarm:
+        await swarm.settle()
+        give_input(swarm.nodes, size, 5)
         yield swarm
 
 
@@ -145,7 +176,7 @@ async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
 
 def make_order(
     size: m.FragmentSize,
-    contributors: Sequence[tuple[Node, int, float]],
+    contributors: Sequence[Node | tuple[Node, int, float]],
     receivers: Sequence[Node],
     *,
     chunk_elements: int = 100,
@@ -156,9 +187,14 @@ def make_order(
     rng: random.Random | None = None,
     combine: str = "mean",
 ) -> m.Reduce:
-    """An order whose chunks are dealt to ``owners``, in turn or at random."""
+    """An order whose chunks are dealt to ``owners``, in turn or at random.
+
+    Args:
+      contributors: with weights and clip factors, or nodes of which each counts the same.
+    """
+    weighed = [each if isinstance(each, tuple) else (each, 1, 1.0) for each in contributors]
     chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
-    pool = list(owners) if owners is not None else [node for node, _, _ in contributors]
+    pool = list(owners) if owners is not None else [node for node, _, _ in weighed]
     dealt = [
         (rng.choice(pool) if rng is not None else pool[index % len(pool)])
         for index in range(chunk_count)
@@ -173,7 +209,7 @@ def make_order(
         fragment=3,
         version=0,
         view=1,
-        contributors=tuple(m.Contributor(node.peer, w, scale) for node, w, scale in contributors),
+        contributors=tuple(m.Contributor(node.peer, w, scale) for node, w, scale in weighed),
         receivers=tuple(node.peer for node in receivers),
         plan=m.Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine),
     )
@@ -191,13 +227,13 @@ def plain(order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node]) -> tuple
         for c in order.contributors:
             values = by_peer[c.peer].values
             assert values is not None
-            x = through(up, values[start:end])[1]
+            x = decode(up, encode(up, values[start:end]), end - start)
             coefficient = np.float32(c.weight / heaviest)
             total = total + np.float32(float(coefficient) * c.scale) * x
             divisor = np.float32(divisor + coefficient)
-        data, decoded = through(down, (total / divisor).astype(np.float32))
+        data = encode(down, (total / divisor).astype(np.float32))
         digests += blake3(data).digest()
-        pieces.append(decoded)
+        pieces.append(decode(down, data, end - start))
     if size.counter_count:
         rows = [by_peer[c.peer].counters for c in order.contributors]
         largest = np.max(np.array(rows), axis=0).astype("<i8").tobytes()
@@ -205,18 +241,8 @@ def plain(order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node]) -> tuple
     return blake3(digests).digest(), np.concatenate(pieces)
 
 
-def through(codec: Codec, values: Values) -> tuple[bytes, Values]:
-    data = bytearray(codec.encoded_bytes(values.size))
-    wire = bytes(data[: codec.encode(values, memoryview(data))])
-    out = np.empty_like(values)
-    codec.decode(wire, out)
-    return wire, out
-
-
 def encode_all(encoded: EncodedInput) -> None:
-    for index in itertools.count():
-        if encoded.complete:
-            return
+    for index in range(len(encoded._layout.cuts)):
         encoded.encode(index)
 
 
@@ -226,6 +252,15 @@ def give_input(nodes: Sequence[Node], size: m.FragmentSize, seed: int) -> None:
         node.values = (rng.standard_normal(size.value_count) * 0.01).astype(np.float32)
         node.counters = rng.integers(-(2**62), 2**62, size.counter_count)
         node.encoded_input = None
+
+
+def check_blamed(
+    node: Node, culprit: Node, said: str = "", kind: type[HoldfastError] = BadContributionError
+) -> None:
+    """Check that a node's reduction ended because of another node."""
+    assert isinstance(node.error, kind)
+    assert getattr(node.error, "peer", None) == culprit.peer
+    assert said in str(node.error)
 
 
 def check_same_bits(

@@ -85,6 +85,8 @@ def test_a_peer_that_has_sent_everything_owes_nothing() -> None:
         (B, header(RESULT, 2, attempt=2), "under attempt 2, 1 was due"),
         (B, header(RESULT, 2, payload_bytes=399), "399 bytes"),
         (B, header(PARTIAL, 2), "399 bytes"),
+        (B, header(CONTRIBUTION, 0, payload_bytes=396), "sent 396 bytes for a chunk of 400"),
+        (B, header(CONTRIBUTION, 0, payload_bytes=404), "sent 404 bytes for a chunk of 400"),
         (B, header(CONTRIBUTION, 4), "does not owe"),
         (LISTENER, header(CONTRIBUTION, 0), "does not owe"),
     ],

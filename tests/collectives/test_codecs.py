@@ -10,16 +10,15 @@ import re
 import numpy as np
 import pytest
 from blake3 import blake3
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.codec_base import TILE
-from holdfast.collectives.codecs.codecs import CODECS, INT8_BLOCK, ZSTD_SUFFIX, Codec, get_codec
+from holdfast.collectives.codecs.codecs import CODECS, INT8_BLOCK, ZSTD_SUFFIX, parse_codec
+from holdfast.collectives.codecs.fourbit import FOUR_BIT_BLOCK, Nf4Codec
 from holdfast.membership.spec.spec import CODECS as SPEC_CODECS
-
-Values = NDArray[np.float32]
+from tests.collectives.coding import Values, decode, encode
 
 LARGEST_INT8 = float(np.finfo(np.float16).max) * 127
 
@@ -32,21 +31,8 @@ small_values = hnp.arrays(
 any_values = hnp.arrays(np.float32, counts, elements=st.floats(width=32))
 
 
-# Other work on the machine must not fail a test.
-patient = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def encode(codec: Codec, values: Values) -> bytes:
-    out = bytearray(codec.encoded_bytes(values.size))
-    length = codec.encode(values, memoryview(out))
-    assert length == len(out) or codec.variable
-    return bytes(out[:length])
-
-
-def decode(codec: Codec, data: bytes, count: int) -> Values:
-    out = np.full(count, 7, np.float32)
-    codec.decode(data, out)
-    return out
+patient = settings(max_examples=60)
+INT8, BF16 = CODECS["int8"], CODECS["bf16"]
 
 
 def int8_one_by_one(values: Values) -> bytes:
@@ -67,7 +53,7 @@ def int8_one_by_one(values: Values) -> bytes:
 @patient
 @given(any_values)
 def test_fp32_is_verbatim(values: Values) -> None:
-    codec = get_codec("fp32")
+    codec = CODECS["fp32"]
     data = encode(codec, values)
     assert data == values.astype("<f4").tobytes()
     assert decode(codec, data, values.size).tobytes() == values.tobytes()
@@ -75,99 +61,83 @@ def test_fp32_is_verbatim(values: Values) -> None:
 
 @patient
 @given(small_values)
+@example(np.full(300, 1e-45, np.float32))  # scales that are subnormal numbers of fp16, or the least
+@example(np.full(300, 2.9e-8, np.float32))
+@example(np.full(300, 1e-6, np.float32))
+@example(np.full(300, 5e-3, np.float32))
 def test_int8_is_what_its_definition_says(values: Values) -> None:
-    assert encode(get_codec("int8"), values) == int8_one_by_one(values)
-
-
-@patient
-@given(small_values)
-def test_int8_errs_by_half_a_scale_at_most(values: Values) -> None:
-    codec = get_codec("int8")
-    data = encode(codec, values)
-    blocks = -(-values.size // INT8_BLOCK)
-    assert len(data) == 2 * blocks + values.size
-    decoded = decode(codec, data, values.size)
-    scales = np.frombuffer(data, "<f2", count=blocks).astype(np.float64)
-    bound = np.repeat(scales, INT8_BLOCK)[: values.size] * 0.5
-    # One float32 division is in between: allow its rounding.
-    assert (np.abs(decoded.astype(np.float64) - values) <= bound * (1 + 1e-5)).all()
-
-
-@patient
-@given(small_values)
-def test_int8_decodes_bit_for_bit_as_one_float32_multiply(values: Values) -> None:
-    codec = get_codec("int8")
-    data = encode(codec, values)
-    blocks = -(-values.size // INT8_BLOCK)
-    scales = np.frombuffer(data, "<f2", count=blocks)
-    levels = np.frombuffer(data, np.int8, offset=2 * blocks)
-    expected = [
-        np.float32(level) * np.float32(scales[i // INT8_BLOCK]) for i, level in enumerate(levels)
-    ]
-    assert decode(codec, data, values.size).tobytes() == np.array(expected, np.float32).tobytes()
+    assert encode(INT8, values) == int8_one_by_one(values)
 
 
 def test_int8_rounds_ties_to_even() -> None:
     values = np.zeros(INT8_BLOCK, np.float32)
     values[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]  # scale 1
-    data = encode(get_codec("int8"), values)
+    data = encode(INT8, values)
     assert np.frombuffer(data, np.int8, offset=2)[:6].tolist() == [127, 0, 2, 2, 0, -2]
 
 
-def test_int8_rounds_the_scale_up_so_that_nothing_overflows() -> None:
-    rng = np.random.default_rng(1)
-    values = (rng.standard_normal(200 * INT8_BLOCK) * 10.0 ** rng.uniform(-9, 6)).astype(np.float32)
-    data = encode(get_codec("int8"), values)
-    levels = np.frombuffer(data, np.int8, offset=2 * 200)
-    scales = np.frombuffer(data, "<f2", count=200).astype(np.float64)
-    assert levels.min() >= -127
-    assert (scales * 127 >= np.abs(values.reshape(200, -1)).max(axis=1)).all()
+# ---------------------------------------------------------------- one scale for each block
+
+# Values of a block, the largest level, and half of the widest gap between levels.
+SCALED = {"int8": (INT8_BLOCK, 127, 0.5), "nf4": (FOUR_BIT_BLOCK, 1, (1 - 0.6961928) / 2)}
+every_scaled = pytest.mark.parametrize("name", SCALED)
 
 
-@pytest.mark.parametrize("tiny", [1e-45, 1e-38, 1e-12, 2.9e-8, 3.1e-8, 1e-6, 5e-3])
-def test_int8_handles_tiny_scales(tiny: float) -> None:
-    values = np.full(300, tiny, np.float32)
-    data = encode(get_codec("int8"), values)
-    assert data == int8_one_by_one(values)
-    scale = float(np.frombuffer(data, "<f2", count=1)[0])
-    assert scale > 0
-    decoded = decode(get_codec("int8"), data, 300)
-    assert np.abs(decoded.astype(np.float64) - values).max() <= scale / 2
+def parts(name: str, data: bytes, count: int) -> tuple[Values, Values]:
+    """Return the scale and the level of each value of an encoding."""
+    block = SCALED[name][0]
+    blocks = -(-count // block)
+    scales = np.frombuffer(data, "<f2", count=blocks).astype(np.float32)
+    codes = np.frombuffer(data, np.int8, offset=2 * blocks)
+    levels = codes.astype(np.float32)
+    if name == "nf4":
+        levels = Nf4Codec().table[np.stack((codes & 15, codes >> 4 & 15), axis=1).reshape(-1)]
+    return np.repeat(scales, block)[:count], levels[:count]
 
 
-def test_int8_all_zero_block_has_scale_zero() -> None:
+@every_scaled
+@patient
+@given(values=small_values)
+def test_a_value_is_one_float32_multiply_and_errs_by_half_a_gap_at_most(
+    name: str, values: Values
+) -> None:
+    codec, (_block, level_max, half_gap) = CODECS[name], SCALED[name]
+    values = (values / 127 * level_max).astype(np.float32)
+    data = encode(codec, values)
+    decoded = decode(codec, data, values.size)
+    scales, levels = parts(name, data, values.size)
+    assert decoded.tobytes() == (levels * scales).tobytes()
+    # One float32 division is in between: allow its rounding.
+    bound = scales.astype(np.float64) * half_gap * (1 + 1e-5)
+    assert (np.abs(decoded.astype(np.float64) - values) <= bound).all()
+
+
+@every_scaled
+def test_a_block_of_zeros_has_scale_zero(name: str) -> None:
     values = np.zeros(INT8_BLOCK + 3, np.float32)
     values[0] = -0.0
-    data = encode(get_codec("int8"), values)
-    assert data == bytes(len(data))
-    assert decode(get_codec("int8"), data, values.size).tobytes() == bytes(4 * values.size)
+    data = encode(CODECS[name], values)
+    assert not any(parts(name, data, values.size)[0])
+    assert decode(CODECS[name], data, values.size).tobytes() == bytes(4 * values.size)
 
 
-def test_int8_reaches_the_largest_scale_and_refuses_beyond() -> None:
-    values = np.full(5, LARGEST_INT8, np.float32)
-    data = encode(get_codec("int8"), values)
-    assert decode(get_codec("int8"), data, 5).tolist() == values.tolist()
-    values[3] = np.nextafter(np.float32(LARGEST_INT8), np.float32(np.inf))
-    with pytest.raises(ValueError, match="beyond"):
-        encode(get_codec("int8"), values)
+@every_scaled
+def test_the_largest_scale_is_reached_and_what_is_beyond_is_refused(name: str) -> None:
+    largest = np.float32(np.finfo(np.float16).max) * np.float32(SCALED[name][1])
+    values = np.full(300, largest, np.float32)
+    assert decode(CODECS[name], encode(CODECS[name], values), 300).tolist() == values.tolist()
+    values[298] = np.nextafter(largest, np.float32(np.inf))
+    with pytest.raises(ValueError, match=rf"block {298 // SCALED[name][0]} .*beyond"):
+        encode(CODECS[name], values)
 
 
-@pytest.mark.parametrize("bits", [0x7C00, 0x7E00, 0x8000, 0xBC00, 0xFC00])
-def test_int8_refuses_scales_that_no_encoder_makes(bits: int) -> None:
-    data = bytearray(encode(get_codec("int8"), np.ones(300, np.float32)))
+@every_scaled
+@pytest.mark.parametrize("bits", [0x7C00, 0x7E00, 0x8000, 0xBC00, 0xFC00, 0xFFFF])
+def test_scales_that_no_encoder_makes_are_refused(name: str, bits: int) -> None:
+    data = bytearray(encode(CODECS[name], np.ones(300, np.float32)))
     data[2:4] = bits.to_bytes(2, "little")
     with pytest.raises(ValueError, match="scale"):
-        decode(get_codec("int8"), bytes(data), 300)
-
-
-@pytest.mark.parametrize("name", sorted(CODECS))
-def test_wrong_lengths_are_refused(name: str) -> None:
-    codec = get_codec(name)
-    values = np.ones(10, np.float32)
-    with pytest.raises(ValueError, match="wanted"):
-        codec.encode(values, memoryview(bytearray(codec.encoded_bytes(10) + 1)))
-    with pytest.raises(ValueError, match="wanted"):
-        codec.decode(bytes(codec.encoded_bytes(10) - 1), values)
+        decode(CODECS[name], bytes(data), 300)
 
 
 # ---------------------------------------------------------------- bf16
@@ -188,7 +158,7 @@ def bf16_one_by_one(values: Values) -> bytes:
 @patient
 @given(hnp.arrays(np.float32, counts, elements=st.floats(-(2.0**127), 2.0**127, width=32)))
 def test_bf16_is_what_its_definition_says(values: Values) -> None:
-    codec = get_codec("bf16")
+    codec = BF16
     data = encode(codec, values)
     assert data == bf16_one_by_one(values)
     decoded = decode(codec, data, values.size)
@@ -200,7 +170,7 @@ def test_bf16_is_what_its_definition_says(values: Values) -> None:
 
 def test_bf16_rounds_ties_to_even() -> None:
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2**-133 * 0.5], np.float32)
-    assert decode(get_codec("bf16"), encode(get_codec("bf16"), values), 4).tolist() == [
+    assert decode(BF16, encode(BF16, values), 4).tolist() == [
         1,
         1 + 2**-6,
         -1,
@@ -212,12 +182,10 @@ def test_bf16_refuses_what_would_become_infinite() -> None:
     largest = np.uint32(0x7F7F_7FFF).view(np.float32)
     values = np.zeros(TILE + 9, np.float32)
     values[TILE + 3] = largest
-    assert (
-        decode(get_codec("bf16"), encode(get_codec("bf16"), values), values.size)[TILE + 3] > 3e38
-    )
+    assert decode(BF16, encode(BF16, values), values.size)[TILE + 3] > 3e38
     values[TILE + 3] = -np.nextafter(largest, np.float32(np.inf))
     with pytest.raises(ValueError, match=f"value {TILE + 3} .*beyond"):
-        encode(get_codec("bf16"), values)
+        encode(BF16, values)
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
@@ -225,10 +193,20 @@ def test_bf16_refuses_bytes_that_are_not_finite(bits: int) -> None:
     data = bytearray(2 * TILE + 20)
     data[2 * TILE + 8 : 2 * TILE + 10] = bits.to_bytes(2, "little")
     with pytest.raises(ValueError, match="not finite"):
-        decode(get_codec("bf16"), bytes(data), TILE + 10)
+        decode(BF16, bytes(data), TILE + 10)
 
 
 # ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_wrong_lengths_are_refused(name: str) -> None:
+    codec = CODECS[name]
+    values = np.ones(10, np.float32)
+    with pytest.raises(ValueError, match="wanted"):
+        codec.encode(values, memoryview(bytearray(codec.encoded_bytes(10) + 1)))
+    with pytest.raises(ValueError, match="wanted"):
+        codec.decode(bytes(codec.encoded_bytes(10) - 1), values)
 
 
 every_lossy = pytest.mark.parametrize("name", sorted(set(CODECS) - {"fp32"}))
@@ -236,21 +214,20 @@ every_lossy = pytest.mark.parametrize("name", sorted(set(CODECS) - {"fp32"}))
 
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_no_values_are_no_bytes(name: str) -> None:
-    codec = get_codec(name)
+    codec = CODECS[name]
     assert codec.encoded_bytes(0) == 0
     assert encode(codec, np.empty(0, np.float32)) == b""
     assert decode(codec, b"", 0).size == 0
 
 
 HALF_SPACING_MIN = 2.0**-24  # between fp16 numbers
-SCALED = ("int8", "nf4")  # with an fp16 scale for each block
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
 @patient
 @given(values=small_values.map(lambda values: values / 300))
 def test_encoding_is_a_pure_function_and_settles_at_once(name: str, values: Values) -> None:
-    codec = get_codec(name)
+    codec = CODECS[name]
     before = values.tobytes()
     data = encode(codec, values)
     assert data == encode(codec, values.copy())
@@ -265,7 +242,7 @@ def test_encoding_is_a_pure_function_and_settles_at_once(name: str, values: Valu
 
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_a_chunk_is_coded_alike_wherever_it_lies(name: str) -> None:
-    codec = get_codec(name)
+    codec = CODECS[name]
     values = np.random.default_rng(1).standard_normal(2 * TILE + 101).astype(np.float32)
     for start in (1, 7):
         part = values[start:]
@@ -302,8 +279,8 @@ GOLDEN = {
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_bytes_and_decoded_values_are_those_of_all_releases(name: str) -> None:
     values = spread_values(3 * TILE + 77)
-    data = encode(get_codec(name), values)
-    decoded = decode(get_codec(name), data, values.size)
+    data = encode(CODECS[name], values)
+    decoded = decode(CODECS[name], data, values.size)
     assert blake3(data + decoded.tobytes()).hexdigest(length=16) == GOLDEN[name]
 
 
@@ -316,7 +293,7 @@ def test_what_is_not_finite_is_refused_with_its_place(name: str, bad: float) -> 
         with pytest.raises(
             ValueError, match=f"{name}: (block|value) [0-9]+ .*not finite"
         ) as caught:
-            encode(get_codec(name), values)
+            encode(CODECS[name], values)
         place = int(re.findall("[0-9]+", str(caught.value).split(":")[1])[0])
         block = {"int8": 256, "nf4": 64}.get(name, 1)
         assert place == at // block
@@ -326,7 +303,7 @@ def test_what_is_not_finite_is_refused_with_its_place(name: str, bad: float) -> 
 @patient
 @given(st.data())
 def test_any_bytes_decode_to_finite_values_or_are_refused(name: str, data: st.DataObject) -> None:
-    codec = get_codec(name)
+    codec = CODECS[name]
     count = data.draw(st.integers(1, 700))
     if data.draw(st.booleans(), label="from a real one"):
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -365,7 +342,7 @@ def test_signal_to_noise(at: int) -> None:
     )  # fmt: skip
     values = drawn.astype(np.float32)
     for name, wanted in WANTED_DB.items():
-        decoded = decode(get_codec(name), encode(get_codec(name), values), count)
+        decoded = decode(CODECS[name], encode(CODECS[name], values), count)
         noise = np.square(decoded.astype(np.float64) - values).sum()
         decibels = 10 * np.log10(np.square(values.astype(np.float64)).sum() / noise)
         assert abs(decibels - wanted[at]) <= 0.5, (name, decibels)
@@ -378,4 +355,4 @@ def test_the_spec_knows_every_codec() -> None:
 
 def test_an_unknown_codec_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'zip'.*fp32, bf16, int8"):
-        get_codec("zip")
+        parse_codec("zip")

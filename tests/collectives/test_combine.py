@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.collectives.arithmetic import ChunkLayout
-from holdfast.collectives.combine import Rule, combine_chunk, combined
+from holdfast.collectives.combine import combine_chunk, combined, radius_of
 from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, middle_places, sum_of_squares
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.net import peer_id
-from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order
+from tests.collectives.swarm import a_swarm, encode_all, give_input
 
 Values = NDArray[np.float32]
 HONEST = 6  # of eight
@@ -55,9 +55,9 @@ def combine(
     encoded = {peer_id(at): memoryview(row.tobytes()) for at, row in enumerate(rows)}
     out = np.empty(count, np.float32)
     room = memoryview(bytearray(layout.cuts[0].down_bytes))
-    length = combine_chunk(contributors, encoded, layout, Rule.of(plan), out, room)
+    length = combine_chunk(contributors, encoded, layout, radius_of(plan), out, room)
     shuffled = dict(random.Random(count).sample(list(encoded.items()), len(encoded)))
-    again = combined(contributors, shuffled, layout, 0, Rule.of(plan))
+    again = combined(contributors, shuffled, layout, 0, radius_of(plan))
     assert again == bytes(room[:length])
     layout.codec_down.decode(again, out)
     return out
@@ -75,7 +75,7 @@ tables = st.integers(1, 9).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tables, st.sampled_from([0.5, 1.0, 2.0]))
 def test_clipped_is_the_formula(table: list[list[float]], radius: float) -> None:
     rows = [np.array(row, np.float32) for row in table]
@@ -156,11 +156,11 @@ def test_a_contributor_without_weight_is_refused() -> None:
 
 
 def test_a_rule_has_a_radius() -> None:
-    def rule(text: str) -> Rule:
-        return Rule.of(Plan(1, (), "fp32", "fp32", combine=text))
+    def rule(text: str) -> float:
+        return radius_of(Plan(1, (), "fp32", "fp32", combine=text))
 
-    assert rule("mean") == Rule()
-    assert rule("clipped") == rule("clipped:1") == Rule(1.0)
+    assert rule("mean") == 0.0
+    assert rule("clipped") == rule("clipped:1") == 1.0
     for text in ("", "median", "mean:1", "clipped:x", "clipped:0", "clipped:nan", "clipped:inf"):
         with pytest.raises(RemoteProtocolError, match="combines by"):
             rule(text)
@@ -177,8 +177,8 @@ def test_the_order_of_arrival_does_not_change_the_owners_bytes(codecs: tuple[str
         async with a_swarm(5, MemoryWorld(random.Random(seed), jitter_s=0.05)) as swarm:
             give_input(swarm.nodes, size, 1)
             everyone = [(node, 64 + node.number, 1.0) for node in swarm.nodes]
-            order = make_order(
-                size, everyone, swarm.nodes, chunk_elements=300, codecs=codecs, combine="clipped"
+            order = swarm.order(
+                size, everyone, chunk_elements=300, codecs=codecs, combine="clipped"
             )
             await swarm.reduce(order, size, swarm.nodes)
             layout, inputs = ChunkLayout.of(order.plan, size), {}
@@ -189,7 +189,7 @@ def test_the_order_of_arrival_does_not_change_the_owners_bytes(codecs: tuple[str
             values = np.empty(size.value_count, np.float32)
             for index, cut in enumerate(layout.cuts[:-1]):
                 encoded = {peer: given.encode(index) for peer, given in inputs.items()}
-                made = combined(order.contributors, encoded, layout, index, Rule.of(order.plan))
+                made = combined(order.contributors, encoded, layout, index, radius_of(order.plan))
                 layout.codec_down.decode(made, values[cut.values])
             for node in swarm.nodes:
                 assert node.result is not None

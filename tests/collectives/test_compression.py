@@ -25,7 +25,6 @@ def partly_noise(share: float) -> memoryview:
     return memoryview(bytes(NOISE[:noise]) + bytes(len(NOISE) - noise))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=3_000), st.integers(0, 3_000))
 def test_what_was_compressed_comes_back(data: bytes, zeros: int) -> None:
     payload = memoryview(data + bytes(zeros))
@@ -65,14 +64,13 @@ def test_unwanted_it_does_nothing() -> None:
     assert compressor.compress(ZEROS) is ZEROS
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2**23))
 def test_any_bytes_expand_to_that_length_or_are_refused(data: bytes, wanted_bytes: int) -> None:
     with pytest.raises(ValueError, match="zstd"):
         expand(data, wanted_bytes)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), min_size=1, max_size=3))
 def test_a_damaged_frame_gives_that_length_or_is_refused(changes: list[tuple[int, int]]) -> None:
     junk = bytearray(FrameCompressor(True).compress(partly_noise(0.5)))

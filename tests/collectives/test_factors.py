@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.collectives.arithmetic import MeanFactors, SumTerm, reduce_values
-from holdfast.collectives.codecs.codecs import get_codec
+from holdfast.collectives.codecs.codecs import CODECS
 from holdfast.protocol.errors import BadContributionError
 from holdfast.protocol.messages import Contributor
 
@@ -49,11 +49,11 @@ def test_a_mean_is_divided_to_the_bit(divisor: float, values: list[float]) -> No
     out = np.empty_like(given_values)
     with np.errstate(over="ignore", under="ignore"):
         wanted = given_values / np.float32(divisor)
-    term = SumTerm("a" * 32, given_values.data.cast("B"), np.float32(1), get_codec("fp32"))
+    term = SumTerm("a" * 32, given_values.data.cast("B"), np.float32(1), CODECS["fp32"])
     room = out.data.cast("B")
     if np.isfinite(wanted).all():
-        reduce_values([term], np.float32(divisor), get_codec("fp32"), out, room)
+        reduce_values([term], np.float32(divisor), CODECS["fp32"], out, room)
         assert out.tobytes() == wanted.tobytes()
     else:
         with pytest.raises(BadContributionError):
-            reduce_values([term], np.float32(divisor), get_codec("fp32"), out, room)
+            reduce_values([term], np.float32(divisor), CODECS["fp32"], out, room)

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.collectives.codecs.codecs import CODECS, get_codec
+from holdfast.collectives.codecs.codecs import CODECS
 from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.buffer_pool import BufferPool
@@ -26,21 +26,21 @@ CHUNK = 256
 OWNER = f"{1:032x}"
 NO_COUNTERS = np.empty(0, np.int64)
 
-patient = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(max_examples=40)
 every_lossy = pytest.mark.parametrize("name", sorted(set(CODECS) - {"fp32"}))
 
 
 def make_input(name: str, delta: Values, residual: Residual) -> EncodedInput:
     plan = Plan(CHUNK, (OwnerRun(OWNER, -(-delta.size // CHUNK)),), name, "fp32")
     size = FragmentSize(delta.size, 0, 0)
-    return EncodedInput(plan, size, delta, NO_COUNTERS, BufferPool(), residual.begin())
+    return EncodedInput(plan, size, delta, NO_COUNTERS, BufferPool(), residual)
 
 
 def sent(name: str, encoded: EncodedInput, count: int) -> Values:
     values = np.empty(count, np.float32)
     for index in range(-(-count // CHUNK)):
         part = values[index * CHUNK : (index + 1) * CHUNK]
-        get_codec(name).decode(encoded.encode(index), part)
+        CODECS[name].decode(encoded.encode(index), part)
     return values
 
 
@@ -106,7 +106,8 @@ def test_the_formula_bit_for_bit(name: str, decay: float) -> None:
     for round_ in range(3):
         delta = drawn(2, round_)
         encoded = make_input(name, delta, residual)
-        encode_all(encoded)
+        for index in random.Random(round_).sample(range(3), 3):  # in whatever order
+            encoded.encode(index)
         corrected = np.float32(decay) * left + delta
         plain = make_input(name, corrected, Residual(COUNT))
         encode_all(plain)
@@ -150,19 +151,6 @@ def test_an_input_that_was_never_whole_does_not_count() -> None:
     assert not residual.values.any()
 
 
-def test_the_order_of_chunks_does_not_matter() -> None:
-    residuals = Residual(COUNT), Residual(COUNT)
-    for round_ in range(3):
-        for position, residual in enumerate(residuals):
-            encoded = make_input("nf4", drawn(5, round_), residual)
-            order = [0, 1, 2]
-            random.Random(position + round_).shuffle(order)
-            for index in order:
-                encoded.encode(index)
-            encoded.settle()
-    assert residuals[0].values.tobytes() == residuals[1].values.tobytes()
-
-
 @every_lossy
 def test_a_chunk_that_is_sent_again_is_encoded_to_the_same_bytes(name: str) -> None:
     residual = Residual(COUNT, 0.95)
@@ -201,5 +189,5 @@ def test_a_sum_beyond_float32_is_refused(name: str) -> None:
 
 
 def test_a_residual_of_another_fragment_is_our_own_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="residual of 5 values for 700"):
+    with pytest.raises(LocalProtocolError, match=r"residual: .* wanted"):
         make_input("nf4", drawn(8, 0), Residual(5))

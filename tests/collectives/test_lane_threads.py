@@ -28,13 +28,11 @@ from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.network.lane import FrameHeader
 from holdfast.protocol.network.socket_options import congestion_of, retransmitted_bytes
-from tests.background import background
+from tests.background import SOON_S, background, until
 from tests.collectives.net import KEY, RealNode, frame, note, real_nodes
 from tests.lossy import drops_everything
 
 pytestmark = pytest.mark.real_time
-
-SOON_S = 120.0  # no test takes this long unless something hangs
 
 
 @define(eq=False)
@@ -92,16 +90,18 @@ class Frames:
 
 async def link_between(a: RealNode, b: RealNode, lanes: int = 2) -> Link:
     link = await a.hub.link(b.hub.me)
-    while len(link.lanes) < lanes:
-        await trio.sleep(0.01)
+    await until(lambda: len(link.lanes) >= lanes)
     return link
 
 
+def sockets_of(link: Link) -> list[trio.socket.SocketType]:
+    streams = [lane.stream for lane in link.lanes]
+    return [stream.socket for stream in streams if isinstance(stream, trio.SocketStream)]
+
+
 def break_lane(link: Link, position: int) -> None:
-    stream = link.lanes[position].stream
-    assert isinstance(stream, trio.SocketStream)
     with contextlib.suppress(OSError):  # the other end was faster
-        stream.socket.shutdown(socket.SHUT_RDWR)
+        sockets_of(link)[position].shutdown(socket.SHUT_RDWR)
 
 
 def busy_threads() -> int:
@@ -127,8 +127,7 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
                     if victim.lanes:
                         break_lane(victim, rng.randrange(len(victim.lanes)))
                         breaks += 1
-            while len(sink.arrived) < source.count:
-                await trio.sleep(0.01)
+            await until(lambda: len(sink.arrived) == source.count)
         assert all(got == [source.payload(index)] for index, got in sink.arrived.items())
         assert not link.lost.is_set()
         assert not back.lost.is_set()
@@ -143,19 +142,17 @@ async def test_open_lanes_change_their_congestion_control_once_they_may(tmp_path
         link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
         assert {lane.facts.congestion for lane in link.lanes} == before
         link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
-        for lane in link.lanes:
-            assert isinstance(lane.stream, trio.SocketStream)
-            assert lane.facts.congestion == congestion_of(lane.stream.socket) == "reno"
+        assert {lane.facts.congestion for lane in link.lanes} == {"reno"}
+        assert {congestion_of(sock) for sock in sockets_of(link)} == {"reno"}
 
 
 async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Path) -> None:
     async with real_nodes(tmp_path) as (a, b):
         link = await link_between(b, a)
         sink = ThreadSink()
-        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+        with a.hub.register(KEY, sink, threads=True):
             await link.send_from(Frames(20, 2**20))
-            while busy_threads():
-                await trio.sleep(0.01)
+            await until(lambda: not busy_threads())
             await link.send_from(Frames(20, 2**20))  # they come back
         async with trio.open_nursery() as nursery:
             with a.hub.register((*KEY[:2], 2), sink, threads=True):
@@ -164,9 +161,7 @@ async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Pat
                 link.close("enough")
                 with trio.fail_after(SOON_S):
                     await link.finished.wait()
-        with trio.fail_after(SOON_S):
-            while busy_threads():
-                await trio.sleep(0.01)
+        await until(lambda: not busy_threads())
 
 
 async def _send_and_be_cut_off(link: Link) -> None:
@@ -176,8 +171,7 @@ async def _send_and_be_cut_off(link: Link) -> None:
 
 def lost_bytes(link: Link) -> int:
     """Ask the kernel about the lanes that are open."""
-    streams = [lane.stream for lane in link.lanes]
-    return sum(retransmitted_bytes(s.socket) for s in streams if isinstance(s, trio.SocketStream))
+    return sum(map(retransmitted_bytes, sockets_of(link)))
 
 
 async def test_retransmitted_bytes_of_lanes_and_links_that_ended_count(tmp_path: Path) -> None:
@@ -186,27 +180,22 @@ async def test_retransmitted_bytes_of_lanes_and_links_that_ended_count(tmp_path:
         sink = ThreadSink()
         with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
             with contextlib.ExitStack() as lost:
-                for lane in back.lanes:
-                    assert isinstance(lane.stream, trio.SocketStream)
-                    lost.enter_context(drops_everything(lane.stream.socket))
+                for sock in sockets_of(back):
+                    lost.enter_context(drops_everything(sock))
                 await link.send_from(Frames(4, 2**14))
-                while lost_bytes(link) == 0:
-                    await trio.sleep(0.01)
-            while len(sink.arrived) < 4:
-                await trio.sleep(0.01)
+                await until(lambda: lost_bytes(link))
+            await until(lambda: len(sink.arrived) == 4)
             old = set(link.lanes)
             counted = lost_bytes(link)  # not asked of the link, which must know it after their end
             assert back.count_retransmitted() == 0, "it sent nothing that was lost"
             for position in (1, 0):
                 break_lane(link, position)
-            while len(link.lanes) < 2 or old & set(link.lanes):
-                await trio.sleep(0.01)
+            await until(lambda: len(link.lanes) == 2 and not old & set(link.lanes))
             assert lost_bytes(link) == 0
             assert link.count_retransmitted() == b.hub.count_retransmitted() == counted
             link.close("enough")
             await link.finished.wait()
-            while b.hub.links.get(a.hub.me) in (None, link):
-                await trio.sleep(0.01)
+            await until(lambda: b.hub.links.get(a.hub.me) not in (None, link))
             assert b.hub.links[a.hub.me].count_retransmitted() == 0
             assert b.hub.count_retransmitted() == counted
 
@@ -252,11 +241,9 @@ async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> N
             async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**20))
                 await trio.sleep(0.5)
-                with trio.fail_after(SOON_S):  # behind the bulk it would be hours
-                    for sequence in range(50):
-                        await link.send(note(sequence))
-                    while len(b.heard) < 50:
-                        await trio.sleep(0.01)
+                for sequence in range(50):
+                    await link.send(note(sequence))
+                await until(lambda: len(b.heard) == 50)  # behind the bulk it would be hours
     assert b.heard == [note(sequence) for sequence in range(50)]
 
 
@@ -279,10 +266,8 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
             for link, (_source, target) in zip(links, ends, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**18))
-            with trio.fail_after(SOON_S):
-                while (carried := carried_bytes() - before_bytes) < 1.5 * rate:
-                    await trio.sleep(0.01)
-            elapsed_s = trio.current_time() - began_s
+            await until(lambda: carried_bytes() - before_bytes >= 1.5 * rate)
+            carried, elapsed_s = carried_bytes() - before_bytes, trio.current_time() - began_s
     # A receiver takes from the limiter after a slice came: each lane may be one slice ahead.
     ahead_bytes = len(links) * lanes * cap.slice_bytes if way == "down" else 0
     assert carried <= rate * (BURST_S + elapsed_s) + ahead_bytes
@@ -307,9 +292,7 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
             for link, target in zip((many, few), others, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**16))
-            with trio.fail_after(SOON_S):
-                while many.sent_bytes + few.sent_bytes < 12e6:
-                    await trio.sleep(0.01)
+            await until(lambda: many.sent_bytes + few.sent_bytes >= 12e6)
         # One after the other it would be 16 to 4.
         assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
 
@@ -349,12 +332,10 @@ async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
                 with trio.fail_after(SOON_S):
                     await begun.wait()
                     await ours.send_from(Frames(32, 2**20))
-                    while len(results.arrived) < 32:
-                        await trio.sleep(0.001)
+                    await until(lambda: len(results.arrived) == 32, 0.001)
                     assert not copy.arrived, "it is shorter by far"
                     priority.end(SendRank.ROUND, 0, loop.now_s())
-                    while not copy.arrived:
-                        await trio.sleep(0.001)
+                    await until(lambda: copy.arrived)
 
 
 async def _sink_for_ever(node: RealNode) -> None:
@@ -369,8 +350,7 @@ async def test_closing_in_the_middle_of_everything_ends_at_once(tmp_path: Path) 
             link = await link_between(a, b)
             async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**23))
-                while not busy_threads():
-                    await trio.sleep(0.01)
+                await until(busy_threads)
                 await trio.sleep(0.3)  # the frame waits for the cap, the other end for the frame
                 assert busy_threads()
             link.close("enough")  # only here: the other side does not help

@@ -11,7 +11,7 @@ from holdfast.protocol.messages import FragmentSize
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.memory_streams import MemoryStream
 from tests.background import background
-from tests.collectives.swarm import a_swarm, check_same_bits, give_input, make_order
+from tests.collectives.swarm import a_swarm, check_same_bits, give_input
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -23,7 +23,7 @@ async def test_lanes_that_break_in_a_reduction_change_nothing(seed: int) -> None
         await swarm.settle()
         await trio.sleep(1)
         give_input(swarm.nodes, size, 5)
-        order = make_order(size, [(n, 1, 1.0) for n in swarm.nodes], swarm.nodes)
+        order = swarm.order(size)
         links = [link for node in swarm.nodes for link in node.hub.links.values()]
         broken = 0
 

@@ -45,32 +45,24 @@ def let_pass(watch: LineWatch, seconds: float, *sending: Lane) -> None:
         watch.look(now_s)
 
 
-def test_what_all_receivers_wait_for_is_the_nodes_own_queue() -> None:
-    lanes = {"a": Lane(waits_s=0.2), "b": Lane(waits_s=0.2)}
+@pytest.mark.parametrize(
+    ("waits_s", "sending", "most"),
+    [
+        ((0.2, 0.2), 2, 2 * RATE),
+        ((0.2, 0.0), 2, math.inf),
+        ((0.2, 0.0), 1, math.inf),
+        ((0.2,), 1, RATE),
+    ],
+    ids=["all receivers", "one of two", "the only one that receives now", "the only one"],
+)
+def test_what_all_receivers_wait_for_is_the_nodes_own_queue(
+    waits_s: tuple[float, ...], sending: int, most: float
+) -> None:
+    lanes = {peer: Lane(waits_s=each) for peer, each in zip("ab", waits_s, strict=False)}
     watch = watch_of(lanes)
-    let_pass(watch, 3.0, *lanes.values())
-    assert watch.rate.bytes_per_s <= 2 * RATE
-
-
-def test_what_one_of_two_waits_for_is_its_own_queue() -> None:
-    lanes = {"a": Lane(waits_s=0.2), "b": Lane()}
-    watch = watch_of(lanes)
-    let_pass(watch, 3.0, *lanes.values())
-    assert watch.rate.bytes_per_s == math.inf
-
-
-def test_while_only_one_of_several_receives_its_queue_is_not_the_nodes() -> None:
-    lanes = {"a": Lane(waits_s=0.2), "b": Lane()}
-    watch = watch_of(lanes)
-    let_pass(watch, 3.0, lanes["a"])
-    assert watch.rate.bytes_per_s == math.inf
-
-
-def test_the_queue_of_the_only_receiver_counts() -> None:
-    lanes = {"a": Lane(waits_s=0.2)}
-    watch = watch_of(lanes)
-    let_pass(watch, 3.0, lanes["a"])
-    assert watch.rate.bytes_per_s <= RATE
+    let_pass(watch, 3.0, *list(lanes.values())[:sending])
+    assert watch.rate.bytes_per_s <= most
+    assert (watch.rate.bytes_per_s == math.inf) == (most == math.inf)
 
 
 def test_without_a_queue_copies_may_go_where_one_would_have_shown() -> None:

@@ -15,7 +15,7 @@ from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order, reduction_at
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at
 
 SIZE = FragmentSize(3_000, 2_500, 1)
 
@@ -58,8 +58,8 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
     async with a_swarm(4, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
         give_input(swarm.nodes, SIZE, 1)
         everyone = [(node, 64, 0.5) for node in swarm.nodes]  # clipping is not what was sent
-        order = make_order(
-            SIZE, everyone, swarm.nodes, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
+        order = swarm.order(
+            SIZE, everyone, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
         )
         check(swarm, await norm_sums(swarm, order), rel)
 

@@ -61,6 +61,15 @@ class At:
     async def show(self, role: RelayRole, ticket: bytes = TICKET) -> trio.SocketStream:
         return await self.dial(RelayPreamble(role, ticket).pack())
 
+    async def pair(self, ticket: bytes = TICKET) -> tuple[trio.SocketStream, trio.SocketStream]:
+        """Open a parked connection and a call, which the relay joins."""
+        parked, call = (
+            await self.show(RelayRole.PARK, ticket),
+            await self.show(RelayRole.CALL, ticket),
+        )
+        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
+        return parked, call
+
 
 @asynccontextmanager
 async def a_relay() -> AsyncIterator[At]:
@@ -85,9 +94,7 @@ async def test_a_connection_without_a_valid_ticket_is_closed() -> None:
         ):
             stream = await at.dial(first)
             assert await stream.receive_some() == b""
-        parked = await at.show(RelayRole.PARK)
-        call = await at.show(RelayRole.CALL)
-        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
+        parked, call = await at.pair()
         await call.send_all(b"there")
         assert await parked.receive_some() == b"there"
         at.forwarder.uncarry(TICKET)
@@ -120,9 +127,7 @@ async def test_the_oldest_of_too_many_parked_connections_are_closed() -> None:
 async def test_more_pairs_than_were_offered_are_not_carried() -> None:
     async with a_relay() as at:
         at.forwarder.carry(m.RelayPair(TICKET, ()))
-        parked = await at.show(RelayRole.PARK)
-        call = await at.show(RelayRole.CALL)
-        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
+        await at.pair()
         at.forwarder.carry(m.RelayPair(b"y" * 32, ()))
         stream = await at.show(RelayRole.PARK, b"y" * 32)
         assert await stream.receive_some() == b""
@@ -134,9 +139,7 @@ async def test_a_ticket_that_nobody_uses_makes_way_for_a_new_masters() -> None:
         at.forwarder.carry(m.RelayPair(TICKET, ()))  # of a master that is gone
         at.forwarder.carry(m.RelayPair(b"y" * 32, ()))
         assert at.forwarder.report().pairs == 1
-        parked = await at.show(RelayRole.PARK, b"y" * 32)
-        call = await at.show(RelayRole.CALL, b"y" * 32)
-        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
+        await at.pair(b"y" * 32)
 
 
 @pytest.mark.real_time

@@ -29,7 +29,7 @@ from holdfast.protocol.errors import BadContributionError, PeerLostError, Remote
 from holdfast.protocol.network.lane import FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
-from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order, reduction_at
+from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, reduction_at, settled
 
 SIZE = m.FragmentSize(2_000, 0, 1)
 CHUNK = 200
@@ -178,13 +178,8 @@ def begin(
 ) -> Round:
     """Begin a round with four contributors; the other nodes listen."""
     contributors = [(node, WEIGHTS[node.number], 1.0) for node in swarm.nodes[:4]]
-    order = make_order(
-        size,
-        contributors,
-        swarm.nodes,
-        chunk_elements=chunk_elements,
-        codecs=(codec, codec),
-        combine=combine,
+    order = swarm.order(
+        size, contributors, chunk_elements=chunk_elements, codecs=(codec, codec), combine=combine
     )
     return Round(swarm, order, size)
 
@@ -242,8 +237,7 @@ def test_what_is_spread_after_a_loss_is_what_its_owner_made(codec: str) -> None:
 
 async def cut_off_for_a_while(at_s: float) -> None:
     """Deliver a lost peer's frames when the round is over; they may change nothing."""
-    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
-        await swarm.settle()
+    async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
         round_ = begin(swarm)
         await trio.sleep(at_s)
         for other in ("n0", "n2", "n3", "n4"):
@@ -264,8 +258,7 @@ def test_nothing_of_the_lost_is_accepted_after_the_flush() -> None:
 
 
 async def test_a_repair_before_anything_was_sent() -> None:
-    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
-        await swarm.settle()
+    async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
         round_ = begin(swarm)
         repair = round_.repair(swarm.nodes[1].peer)
         assert all(assignment.from_scratch for assignment in repair.assignments)
@@ -275,8 +268,7 @@ async def test_a_repair_before_anything_was_sent() -> None:
 
 
 async def test_only_one_contributor_is_left() -> None:
-    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
-        await swarm.settle()
+    async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
         round_ = begin(swarm)
         await trio.sleep(0.2)
         for node in swarm.nodes[:3]:
@@ -314,8 +306,7 @@ async def test_a_result_that_is_here_is_not_made_again() -> None:
 
 
 async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
-    async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
-        await swarm.settle()
+    async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
         silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
         swarm.world.partition("n0", "n1", one_way=True)  # what it owes this owner never comes
         round_ = begin(swarm)
@@ -332,8 +323,7 @@ async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
 async def test_a_peer_that_waits_for_results_is_not_named_beside_one_that_owes_frames() -> None:
     """Others send no more than some chunks beyond the results that come back."""
     with mock.patch("holdfast.collectives.chunk_sender.CONTRIBUTIONS_BYTES_MAX", 0):
-        async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=1e6)) as swarm:
-            await swarm.settle()
+        async with settled(5, SIZE, bytes_per_s=1e6) as swarm:
             silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer
             swarm.world.partition("n0", "n1", one_way=True)
             round_ = begin(swarm, size=m.FragmentSize(40 * CHUNK, 0, 1))
@@ -346,8 +336,7 @@ async def test_a_peer_that_waits_for_results_is_not_named_beside_one_that_owes_f
 
 async def test_all_nodes_report_equal_digests_by_maker_before_and_after_a_repair() -> None:
     for kill in (False, True):
-        async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
-            await swarm.settle()
+        async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
             round_ = begin(swarm)
             if kill:
                 await trio.sleep(0.2)
@@ -463,7 +452,7 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
     async with a_swarm(3) as swarm:
         owner, contributor, listener = swarm.nodes
         contributors = [(owner, 1, 1.0), (contributor, 1, 1.0)]
-        order = make_order(SIZE, contributors, swarm.nodes, owners=[owner])
+        order = swarm.order(SIZE, contributors, owners=[owner])
         values = np.ones(SIZE.value_count, np.float32)
         counters = np.zeros(1, np.int64)
 

@@ -21,7 +21,7 @@ from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.send_queue import Load
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.protocol.messages import FragmentSize
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order, reduction_at
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at
 
 SIZE = FragmentSize(40_000, 0, 1)
 CHUNK = 1_000
@@ -49,9 +49,7 @@ class Rounds:
         self.inputs: dict[str, EncodedInput | None] = {}
         self.loads: dict[str, list[Load]] = {}
         contributors = [(node, 1, 1.0) for node in swarm.nodes]
-        self.order = make_order(
-            SIZE, contributors, swarm.nodes, chunk_elements=CHUNK, codecs=codecs
-        )
+        self.order = swarm.order(SIZE, contributors, chunk_elements=CHUNK, codecs=codecs)
         self.layout = ChunkLayout.of(self.order.plan, SIZE)
         # An idle lane that is no socket may refer to what it received last.
         self.idle_bytes = (len(swarm.nodes) - 1) * self.layout.cuts[0].down_bytes

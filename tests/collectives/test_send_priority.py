@@ -10,6 +10,7 @@ from holdfast.collectives.links.rates.send_priority import WAIT_S_MAX, SendPrior
 from holdfast.collectives.links.send_queue import Load, SendQueue
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.background import background
+from tests.collectives.net import OneFrame
 
 MIB = 2**20
 LINE = 10.0 * MIB  # bytes per second
@@ -131,8 +132,7 @@ class Home:
 
     def __init__(self, round_share: float, *, paced: bool = True) -> None:
         self.bucket = RateLimiter(LINE, burst_s=0.02, slice_s=0.005)
-        spare = (lambda now_s: self.bucket.debt_s(now_s) <= 0) if paced else None
-        self.priority = SendPriority(0.05, spare)
+        self.priority = SendPriority(0.05, lambda now_s: paced and self.bucket.debt_s(now_s) <= 0)
         self.round_share = round_share
         self.sent = dict.fromkeys(("round", "copy"), 0.0)
         self.free_s = dict.fromkeys(("round", "copy"), 0.0)  # when its last bytes had passed
@@ -194,28 +194,18 @@ def test_where_nothing_is_paced_copies_get_their_share() -> None:
     assert home.run(10)["copy"] == pytest.approx(0.05, rel=0.1)
 
 
-class One:
-    """A single frame."""
-
-    def __init__(self) -> None:
-        self._left = 1
-
-    def next_frame(self) -> Load | None:
-        self._left -= 1
-        return lambda: None
-
-    def left(self) -> int:
-        return int(self._left)
+def one() -> OneFrame:
+    return OneFrame(FrameHeader(FrameKind.BLOCK, 0, 0, 0, 0, 0), b"")
 
 
 async def test_a_frame_waits_in_its_middle_for_a_round_but_not_for_long() -> None:
     priority = SendPriority(0.0)
     rounds, copies = SendQueue(priority), SendQueue(priority)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(copies.drain, One(), SendRank.COPY)
+        nursery.start_soon(copies.drain, one(), SendRank.COPY)
         taken = await copies.take()
         assert copies.turn_wait_s(taken, PIECE) == 0.0, "nobody else sends"
-        nursery.start_soon(rounds.drain, One())
+        nursery.start_soon(rounds.drain, one())
         of_round = await rounds.take()
         assert rounds.turn_wait_s(of_round, PIECE) == 0.0
         assert copies.turn_wait_s(taken, PIECE) > 0.0
@@ -231,12 +221,12 @@ async def test_a_frame_does_not_hold_the_lane_that_a_round_needs() -> None:
     priority = SendPriority(0.0)
     rounds, link = SendQueue(priority), SendQueue(priority)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.drain, One(), SendRank.COPY)
+        nursery.start_soon(link.drain, one(), SendRank.COPY)
         taken = await link.take()
-        nursery.start_soon(rounds.drain, One())
+        nursery.start_soon(rounds.drain, one())
         of_round = await rounds.take()
         assert link.turn_wait_s(taken, PIECE) > 0.0
-        nursery.start_soon(link.drain, One())
+        nursery.start_soon(link.drain, one())
         await trio.testing.wait_all_tasks_blocked()
         assert link.turn_wait_s(taken, PIECE) == 0.0, (
             "a round's frame waits for a lane of this link"

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from holdfast.collectives.links.buffer_pool import PERIODS_KEPT, BufferPool
-from holdfast.collectives.links.send_queue import Load, SendQueue, TakenFrame
+from holdfast.collectives.links.send_queue import FrameSource, Load, SendQueue, TakenFrame
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.background import background
 from tests.collectives.net import OneFrame
@@ -42,6 +42,10 @@ def header_of(taken: TakenFrame) -> FrameHeader:
     return frame[0]
 
 
+async def drain(send_queue: SendQueue, source: FrameSource, drained: list[bool]) -> None:
+    drained.append(await send_queue.drain(source))
+
+
 async def take(send_queue: SendQueue, count: int) -> list[tuple[int, int]]:
     order = []
     for _ in range(count):
@@ -55,14 +59,10 @@ async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_no_oth
     send_queue = SendQueue()
     a, b = Source(1, 4, 4), Source(2, 4, 1)
     drained: list[bool] = []
-
-    async def drain(source: Source) -> None:
-        drained.append(await send_queue.drain(source))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(drain, a)
+        nursery.start_soon(drain, send_queue, a, drained)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(drain, b)
+        nursery.start_soon(drain, send_queue, b, drained)
         await trio.testing.wait_all_tasks_blocked()
         assert await take(send_queue, 5) == [(1, 0), (2, 0), (1, 1), (1, 2), (1, 3)]
         await trio.testing.wait_all_tasks_blocked()
@@ -153,14 +153,9 @@ async def test_the_oldest_rounds_sources_go_first() -> None:
 
 async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:
     send_queue = SendQueue()
-    source = Source(1, 3, 3)
     drained: list[bool] = []
-
-    async def drain() -> None:
-        drained.append(await send_queue.drain(source))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(drain)
+        nursery.start_soon(drain, send_queue, Source(1, 3, 3), drained)
         await trio.testing.wait_all_tasks_blocked()
         sent, unsent = await send_queue.take(), await send_queue.take()
         send_queue.finish(sent)
@@ -179,12 +174,8 @@ async def test_a_frame_that_comes_back_goes_first_and_counts_once() -> None:
 async def test_a_closed_queue_wakes_all_callers() -> None:
     send_queue = SendQueue()
     drained: list[bool] = []
-
-    async def drain() -> None:
-        drained.append(await send_queue.drain(Source(1, 4, 0)))
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(drain)
+        nursery.start_soon(drain, send_queue, Source(1, 4, 0), drained)
         await trio.testing.wait_all_tasks_blocked()
         send_queue.close()
     assert drained == [False]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,7 +14,7 @@ from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.spot_check import DIGEST_BYTES, SpotCheck
 from holdfast.protocol.messages import Audited, AuditOrder, CheckerChunks, ChunkFinding
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
-from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm, make_order
+from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm
 from tests.collectives.test_repair import CHUNK, SIZE, WEIGHTS, Round
 
 CHUNKS = tuple(range(-(-SIZE.value_count // CHUNK) + 1))  # with that of the counters
@@ -23,12 +25,19 @@ def a_round(
     swarm: Swarm, codecs: tuple[str, str] = ("fp32", "fp32"), combine: str = "mean"
 ) -> Round:
     contributors = [(node, weight, 1.0) for node, weight in zip(swarm.nodes, WEIGHTS, strict=False)]
-    order = make_order(
-        SIZE, contributors, swarm.nodes, chunk_elements=CHUNK, codecs=codecs, combine=combine
-    )
+    order = swarm.order(SIZE, contributors, chunk_elements=CHUNK, codecs=codecs, combine=combine)
     round_ = Round(swarm, order)
     round_.check = lambda result: None  # type: ignore[method-assign]
     return round_
+
+
+@asynccontextmanager
+async def finished(count: int = 4, *options: Any) -> AsyncIterator[Round]:
+    """A round whose results are whole at all nodes."""
+    async with a_swarm(count) as swarm:
+        round_ = a_round(swarm, *options)
+        await round_.finish()
+        yield round_
 
 
 async def check(
@@ -87,9 +96,7 @@ def other_bytes(payload: Buffer) -> Buffer:
     "codecs", [("fp32", "fp32"), ("int8", "int8"), ("int8+zstd", "int8+zstd"), ("nf4", "bf16")]
 )
 async def test_a_checker_gets_the_owners_bytes(codecs: tuple[str, str], combine: str) -> None:
-    async with a_swarm(4) as swarm:
-        round_ = a_round(swarm, codecs, combine)
-        await round_.finish()
+    async with finished(4, codecs, combine) as round_:
         for checker in range(4):
             assert await check(round_, checker) == ()
 
@@ -119,10 +126,8 @@ async def test_a_false_sum_differs() -> None:
 async def test_a_contributor_that_sends_unlike_bytes_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with a_swarm(4) as swarm:
-        round_ = a_round(swarm)
-        liar = swarm.nodes[3].peer
-        await round_.finish()
+    async with finished() as round_:
+        liar = round_.swarm.nodes[3].peer
         lie(monkeypatch, "contribution", lambda: liar, other_bytes)
         findings = await check(round_, chunks=CHUNKS[:-1])
         assert findings
@@ -132,10 +137,8 @@ async def test_a_contributor_that_sends_unlike_bytes_is_named(
 @pytest.mark.parametrize("junk", [b"", b"\xff" * 4, b"\xff" * 4 * CHUNK])
 @pytest.mark.parametrize("codec", ["fp32", "int8+zstd", "topk"])
 async def test_junk_is_named(monkeypatch: pytest.MonkeyPatch, junk: bytes, codec: str) -> None:
-    async with a_swarm(4) as swarm:
-        round_ = a_round(swarm, (codec, "fp32"))
-        liar = swarm.nodes[3].peer
-        await round_.finish()
+    async with finished(4, (codec, "fp32")) as round_:
+        liar = round_.swarm.nodes[3].peer
         longest = round_.serving[liar].reduction._context.layout.cuts[0].up_bytes
         lie(monkeypatch, "contribution", lambda: liar, lambda _payload: junk[:longest])
         (finding,) = await check(round_, chunks=(1,))
@@ -161,10 +164,8 @@ async def test_an_owner_that_blames_several_contributors_is_alone_with_its_check
 async def test_what_does_not_come_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    async with a_swarm(4) as swarm:
-        round_ = a_round(swarm)
-        silent = swarm.nodes[1].peer
-        await round_.finish()
+    async with finished() as round_:
+        silent = round_.swarm.nodes[1].peer
         lie(monkeypatch, method, lambda: silent, lambda _payload: None)
         findings = await check(round_)
         assert findings
@@ -186,10 +187,8 @@ async def test_after_a_repair_a_successors_chunks_can_be_checked() -> None:
 
 
 async def test_a_check_of_another_attempt_is_none() -> None:
-    async with a_swarm(3) as swarm:
-        round_ = a_round(swarm)
-        await round_.finish()
-        me = swarm.nodes[0].peer
+    async with finished(3) as round_:
+        me = round_.swarm.nodes[0].peer
         order = AuditOrder(1, round_.attempt + 1, TRANSFER, (CheckerChunks(me, (1,)),))
         told: list[Audited] = []
         for serving in round_.left():

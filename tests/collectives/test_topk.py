@@ -7,19 +7,17 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.topk import TopKCodec
-
-Values = NDArray[np.float32]
+from tests.collectives.coding import Values, decode, encode
 
 CODEC = TopKCodec()
 HEADER_BYTES = 17
 
-patient = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(max_examples=80)
 counts = st.one_of(st.integers(1, 4), st.integers(62, 130), st.integers(1, 2_000))
 few_magnitudes = st.sampled_from([0.0, -0.0, 0.0, 0.0, 1.0, -1.0, 2.0, -3.0])
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -27,24 +25,11 @@ arrays = st.one_of(
     hnp.arrays(np.float32, counts, elements=finite),
     hnp.arrays(np.float32, counts, elements=few_magnitudes),
     st.builds(
-        lambda seed, count: np.random.default_rng(seed).standard_t(2, count).astype(np.float32),
+        lambda seed, count: np.random.default_rng(seed).standard_t(2, (count,)).astype(np.float32),
         st.integers(0, 99),
         st.integers(1, 6_000),
     ),
 )  # fmt: skip
-
-
-def encode(values: Values) -> bytes:
-    out = bytearray(b"\xa5" * CODEC.encoded_bytes(values.size))
-    length = CODEC.encode(values, memoryview(out))
-    assert length <= len(out)
-    return bytes(out[:length])
-
-
-def decode(data: bytes, count: int) -> Values:
-    out = np.full(count, 7, np.float32)
-    CODEC.decode(data, out)
-    return out
 
 
 def survivors(values: Values) -> list[int]:
@@ -77,7 +62,7 @@ def write_slowly(values: Values, low: float, high: float) -> bytes:
 @example(np.ones(300, np.float32))
 @example(np.array([1e-45], np.float32))
 def test_the_bytes_are_what_the_definition_says(values: Values) -> None:
-    data = encode(values)
+    data = encode(CODEC, values)
     assert len(data) <= CODEC.encoded_bytes(values.size)
     low, high = struct.unpack_from("<ff", data, 8)
     if low == high:
@@ -93,7 +78,7 @@ def test_the_bytes_are_what_the_definition_says(values: Values) -> None:
 @patient
 @given(arrays)
 def test_survivors_are_the_largest_and_keep_their_signs(values: Values) -> None:
-    decoded = decode(encode(values), values.size)
+    decoded = decode(CODEC, encode(CODEC, values), values.size)
     where = survivors(values)
     assert np.flatnonzero(decoded).tolist() == where
     assert (np.signbit(decoded[where]) == np.signbit(values[where])).all()
@@ -109,7 +94,7 @@ def test_survivors_are_the_largest_and_keep_their_signs(values: Values) -> None:
 def test_no_other_split_has_better_levels(values: Values) -> None:
     where = survivors(values)
     magnitudes = np.sort(np.abs(values[where].astype(np.float64)))
-    decoded = np.abs(decode(encode(values), values.size)[where].astype(np.float64))
+    decoded = np.abs(decode(CODEC, encode(CODEC, values), values.size)[where].astype(np.float64))
     error = np.square(np.abs(values[where]) - decoded).sum()
     splits = [
         sum(np.square(part - part.mean()).sum() for part in (magnitudes[:at], magnitudes[at:]))
@@ -120,7 +105,7 @@ def test_no_other_split_has_better_levels(values: Values) -> None:
 
 def test_it_takes_about_015_bits_a_value() -> None:
     values = np.random.default_rng(1).standard_normal(1 << 18).astype(np.float32)
-    bits = 8 * len(encode(values)) / values.size
+    bits = 8 * len(encode(CODEC, values)) / values.size
     assert 0.145 < bits < 0.152
     assert 8 * CODEC.encoded_bytes(values.size) / values.size < 0.157
 
@@ -132,37 +117,37 @@ def test_more_may_survive(name: str, share: int, bits: float) -> None:
     codec = TopKCodec(name)
     for count in (1, share, share + 1, 1 << 16):
         values = np.random.default_rng(count).standard_normal(count).astype(np.float32)
-        out = bytearray(codec.encoded_bytes(count))
-        length = codec.encode(values, memoryview(out))
-        decoded = np.empty_like(values)
-        codec.decode(bytes(out[:length]), decoded)
+        data = encode(codec, values)
+        decoded = decode(codec, data, count)
         where = np.flatnonzero(decoded)
         assert where.size == math.ceil(count / share)
         assert np.abs(values[where]).min() >= np.abs(np.delete(values, where)).max(initial=0.0)
-    assert 8 * length / count == pytest.approx(bits, rel=0.03)
+    assert 8 * len(data) / count == pytest.approx(bits, rel=0.03)
     with pytest.raises(ValueError, match="at most"):
-        TopKCodec().decode(bytes(out[:length]), decoded)
+        decode(CODEC, data, count)
 
 
 def test_clustered_survivors_cost_less() -> None:
     values = np.random.default_rng(1).standard_normal(1 << 18).astype(np.float32) * 0.01
     values[1_000:6_000] *= 1_000  # a layer that moves more than the others
-    assert 8 * len(encode(values)) / values.size < 0.08
+    assert 8 * len(encode(CODEC, values)) / values.size < 0.08
 
 
 def test_the_longest_gap_fits() -> None:
     values = np.zeros(1 << 20, np.float32)
     values[-1] = -5
-    data = encode(values)
+    data = encode(CODEC, values)
     assert len(data) < 24
-    assert np.flatnonzero(decode(data, values.size)).tolist() == [values.size - 1]
+    assert np.flatnonzero(decode(CODEC, data, values.size)).tolist() == [values.size - 1]
     values[:16_383] = 1
     values[16_000:16_383] = 0
-    assert np.count_nonzero(decode(encode(values), values.size)) == 16_001
+    assert np.count_nonzero(decode(CODEC, encode(CODEC, values), values.size)) == 16_001
 
 
 def good() -> bytearray:
-    return bytearray(encode(np.random.default_rng(1).standard_normal(640).astype(np.float32)))
+    return bytearray(
+        encode(CODEC, np.random.default_rng(1).standard_normal(640).astype(np.float32))
+    )
 
 
 def spoiled(at: int, data: bytes) -> bytes:
@@ -195,7 +180,7 @@ def spoiled(at: int, data: bytes) -> bytes:
 )
 def test_junk_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        decode(data, 640)
+        decode(CODEC, data, 640)
 
 
 def test_a_survivor_may_be_the_last_value_and_none_comes_after() -> None:
@@ -204,6 +189,6 @@ def test_a_survivor_may_be_the_last_value_and_none_comes_after() -> None:
         body = int(bits.ljust(16, "0"), 2).to_bytes(2, "big")
         return struct.pack("<IIffB", HEADER_BYTES + 2, 1, 1, 1, 12) + body
 
-    assert np.flatnonzero(decode(one(639), 640)).tolist() == [639]
+    assert np.flatnonzero(decode(CODEC, one(639), 640)).tolist() == [639]
     with pytest.raises(ValueError, match="beyond the end"):
-        decode(one(640), 640)
+        decode(CODEC, one(640), 640)

@@ -102,7 +102,7 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
 
     kept = mine._inputs[1] = cast("Any", Input())
     mine._running[1] = cast("Any", SimpleNamespace(diloco=DilocoTable()))
-    mine._results[1] = ReduceResult(pieces, no_counters, bytes(32), 0)
+    mine._results[1] = ReduceResult(pieces, no_counters, bytes(32))
     await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
     assert state.heads()[0].version == 1
     assert len(taken_in) == 3

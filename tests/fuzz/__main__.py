@@ -18,7 +18,6 @@ archives, see ``archive``.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -128,7 +127,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=0, help="inputs for each, instead of a time")
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--show", nargs=2, metavar=("TARGET", "FILE"))
     parser.add_argument("--add", nargs=2, metavar=("TARGET", "FILE"))
     options = parser.parse_args()
@@ -162,11 +160,6 @@ def main() -> int:
         f"{total:,} inputs in all; "
         + (f"not survived: {', '.join(crashes)}" if crashes else "all survived")
     )
-    if options.json is not None:
-        plain = {
-            name: {k: v for k, v in done.items() if k != "said"} for name, done in figures.items()
-        }
-        options.json.write_text(json.dumps({"inputs": total, "targets": plain}, indent=1) + "\n")
     return 1 if crashes else 0
 
 

@@ -45,6 +45,11 @@ def test_an_authority_knows_the_terms_that_it_began(tmp_path: Path, authority: A
         assert not other.vouches(7, nonce)
 
 
+def leaf_of(authority: Authority) -> x509.Certificate:
+    """Issue a certificate of a new peer."""
+    return load_certificate(authority.issue(Identity.generate().request_pem(""), "", Party.PEER))
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -102,8 +107,7 @@ def test_the_authority_survives_a_restart_and_keeps_to_its_run(tmp_path: Path) -
     assert again.fingerprint == first.fingerprint
     assert again.certificate_pem == first.certificate_pem
     assert mode(tmp_path / "a" / "authority.key") == 0o600
-    leaf = load_certificate(again.issue(Identity.generate().request_pem(""), "", Party.PEER))
-    check_issued(leaf, load_certificate(first.certificate_pem))
+    check_issued(leaf_of(again), load_certificate(first.certificate_pem))
     with pytest.raises(UserError, match="another run"):
         Authority.load_or_create(tmp_path / "a", "other")
     (tmp_path / "a" / "authority.key").unlink()
@@ -121,9 +125,8 @@ def test_another_authority_of_the_same_name_is_not_believed(tmp_path: Path) -> N
     ours = Authority.load_or_create(tmp_path / "a", "demo")
     theirs = Authority.load_or_create(tmp_path / "b", "demo")
     assert ours.fingerprint != theirs.fingerprint
-    leaf = load_certificate(theirs.issue(Identity.generate().request_pem(""), "", Party.PEER))
     with pytest.raises(RemoteProtocolError, match="did not sign"):
-        check_issued(leaf, load_certificate(ours.certificate_pem))
+        check_issued(leaf_of(theirs), load_certificate(ours.certificate_pem))
 
 
 def test_a_member_cannot_sign_certificates(authority: Authority) -> None:

@@ -6,7 +6,7 @@ import base64
 import datetime
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -248,8 +248,11 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
 # ---------------------------------------------------------------- the conversation alone
 
 
-async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) -> list[m.Message]:
-    """Play the newcomer on the virtual network, and return the master's answer."""
+HELLO = m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX)
+
+
+async def converse(desk: Desk, *said: m.Message) -> list[m.Message]:
+    """Say this as the newcomer on the virtual network, and return the master's answer."""
     world = MemoryWorld(random.Random(0))
     master = world.host("master", "a" * 32, Party.MASTER)
     newcomer = world.host("newcomer", "", Party.NEWCOMER)
@@ -258,7 +261,8 @@ async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) 
         await nursery.start(master.serve, [Address("master", 1)], desk.on_channel, None)
         channel = await newcomer.dial(Address("master", 1), party=Party.MASTER)
         messages = MessageStream(channel.stream)
-        await say(messages)
+        for each in said:
+            await messages.send(each)
         try:
             while True:
                 heard.append(await messages.receive())
@@ -268,10 +272,7 @@ async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) 
 
 
 async def test_a_master_tells_a_newcomer_of_another_version(desk: Desk) -> None:
-    async def say(messages: MessageStream) -> None:
-        await messages.send(m.EnrolHello(m.VERSION_MAX + 1, m.VERSION_MAX + 2))
-
-    (refused,) = await converse(desk, say)
+    (refused,) = await converse(desk, m.EnrolHello(m.VERSION_MAX + 1, m.VERSION_MAX + 2))
     assert isinstance(refused, m.Refused)
     assert refused.code is m.RefusalCode.VERSION
     assert f"you speak {m.VERSION_MAX + 1}" in refused.reason
@@ -288,34 +289,23 @@ def request_of_another_version() -> bytes:
 
 @pytest.mark.parametrize("request_pem", [b"junk", request_of_another_version()])
 async def test_a_bad_request_does_not_use_up_the_token(desk: Desk, request_pem: bytes) -> None:
-    async def say(messages: MessageStream) -> None:
-        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
-        await messages.send(m.EnrolRequest(TOKEN, request_pem, "x"))
-
-    (served,) = await converse(desk, say)
+    (served,) = await converse(desk, HELLO, m.EnrolRequest(TOKEN, request_pem, "x"))
     assert isinstance(served, m.EnrolAuthority)
     assert desk.tokens_seen == []
 
 
 async def test_who_falls_silent_is_not_waited_for(desk: Desk) -> None:
-    async def say(messages: MessageStream) -> None:
-        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
-
-    (served,) = await converse(desk, say)
+    (served,) = await converse(desk, HELLO)
     assert isinstance(served, m.EnrolAuthority)
     assert 10 < trio.current_time() < 60
 
 
 async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> None:
-    async def say(messages: MessageStream) -> None:
-        await messages.send(m.EnrolHello(m.VERSION_MIN, m.VERSION_MAX))
-        newcomer = Identity.generate()
-        await messages.send(m.EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
-
-    _, enrolled = await converse(desk, say)
+    requests = [m.EnrolRequest(TOKEN, Identity.generate().request_pem("x"), "x") for _ in range(2)]
+    _, enrolled = await converse(desk, HELLO, requests[0])
     assert isinstance(enrolled, m.Enrolled)
     desk.disk_is_full = True
-    heard = await converse(desk, say)
+    heard = await converse(desk, HELLO, requests[1])
     assert [type(message) for message in heard] == [m.EnrolAuthority]
 
 
@@ -352,21 +342,22 @@ async def ask(desk: Desk, answers: list[m.Message], leaf_der: bytes | None = Non
 
 
 async def test_a_newcomer_checks_what_it_gets(desk: Desk, tmp_path: Path) -> None:
-    authority = desk.authority
-    served = m.EnrolAuthority("demo", authority.certificate_pem)
-    theirs = authority.issue(Identity.generate().request_pem(""), "", Party.PEER)
-    with pytest.raises(RemoteProtocolError, match="certificate of another peer"):
-        await ask(desk, [served, m.Enrolled(theirs)])
     foreign = Authority.load_or_create(tmp_path / "foreign", "demo")
-    pem = foreign.issue(Identity.generate().request_pem(""), "", Party.PEER)
-    with pytest.raises(RemoteProtocolError, match="did not sign"):
-        await ask(desk, [served, m.Enrolled(pem)])
-    with pytest.raises(RemoteProtocolError, match="not a certificate"):
-        await ask(desk, [served, m.Enrolled(b"junk")])
-    with pytest.raises(RemoteProtocolError, match="Heartbeat instead of"):
-        await ask(desk, [m.Heartbeat(1)])
-    with pytest.raises(RemoteProtocolError, match="not the master"):
-        await ask(desk, [m.EnrolAuthority("another", authority.certificate_pem)])
+    served = m.EnrolAuthority("demo", desk.authority.certificate_pem)
+    theirs, pem = (
+        each.issue(Identity.generate().request_pem(""), "", Party.PEER)
+        for each in (desk.authority, foreign)
+    )
+    cases: list[tuple[list[m.Message], str]] = [
+        ([served, m.Enrolled(theirs)], "certificate of another peer"),
+        ([served, m.Enrolled(pem)], "did not sign"),
+        ([served, m.Enrolled(b"junk")], "not a certificate"),
+        ([m.Heartbeat(1)], "Heartbeat instead of"),
+        ([m.EnrolAuthority("another", desk.authority.certificate_pem)], "not the master"),
+    ]
+    for answers, said in cases:
+        with pytest.raises(RemoteProtocolError, match=said):
+            await ask(desk, answers)
     with pytest.raises(RemoteProtocolError, match="showed no certificate"):
         await ask(desk, [served], b"")
     with pytest.raises(EvictedError, match="go away"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import trio
@@ -12,13 +12,20 @@ import trio.testing
 
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.network.stream import receive_exactly
 from holdfast.protocol.trust.authority import Party
-from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.memory_streams import SEGMENT_BYTES
 from tests.background import background
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
 PORT = 7_700
+
+
+async def nothing_comes(attempt: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
+    with trio.move_on_after(seconds) as scope:
+        await attempt()
+    assert scope.cancelled_caught
 
 
 class Pair:
@@ -33,7 +40,7 @@ class Pair:
 
     async def connect(self, *, lane: bool = False) -> tuple[trio.abc.Stream, trio.abc.Stream]:
         if not any(self.b._host.listeners):
-            await self.nursery.start(self._serve)
+            await self.nursery.start(self.serve)
         near: trio.abc.Stream
         if lane:
             near = await self.a.dial_lane(Address("b", PORT))
@@ -41,7 +48,7 @@ class Pair:
             near = (await self.a.dial(Address("b", PORT), party=Party.PEER, peer=PEER_B)).stream
         return near, await self._receive.receive()
 
-    async def _serve(self, task_status: trio.TaskStatus[object]) -> None:
+    async def serve(self, task_status: trio.TaskStatus[object]) -> None:
         async def on_lane(stream: trio.abc.Stream) -> None:
             await self._send.send(stream)
             await trio.sleep_forever()
@@ -56,15 +63,6 @@ class Pair:
 async def a_pair(world: MemoryWorld | None = None) -> AsyncIterator[Pair]:
     async with background() as nursery:
         yield Pair(nursery, world)
-
-
-async def receive_exactly(stream: trio.abc.Stream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = await stream.receive_some(count - len(data))
-        assert more, f"the stream ended after {len(data)} bytes"
-        data += more
-    return data
 
 
 async def test_a_stream_is_what_trio_calls_a_stream() -> None:
@@ -151,10 +149,8 @@ async def test_a_small_message_overtakes_the_bulk_of_another_stream() -> None:
 async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
     async with a_pair(MemoryWorld(random.Random(0), buffer_bytes=100_000)) as pair:
         near, far = await pair.connect()
-        with trio.move_on_after(10) as scope:
-            await near.send_all(bytes(1_000_000))
-        assert scope.cancelled_caught
-        with trio.move_on_after(10) as scope:
+        await nothing_comes(lambda: near.send_all(bytes(1_000_000)))
+        with trio.move_on_after(10):
             received = 0
             while True:
                 received += len(await far.receive_some())
@@ -188,9 +184,7 @@ async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> 
         pair.world.partition("a", "b")
         await near.send_all(b"held")
         for attempt in (lambda: far.receive_some(), lambda: pair.connect(lane=True)):
-            with trio.move_on_after(60) as scope:
-                await attempt()
-            assert scope.cancelled_caught
+            await nothing_comes(attempt)
         pair.nursery.start_soon(trio.testing.wait_all_tasks_blocked)
         pair.world.heal("a", "b")
         assert await far.receive_some() == b"held"
@@ -229,9 +223,7 @@ async def test_a_partition_may_hold_one_direction_only() -> None:
             lambda: pair.connect(lane=True),
             lambda: pair.b.dial_lane(Address("a", PORT)),
         ):
-            with trio.move_on_after(60) as scope:
-                await attempt()
-            assert scope.cancelled_caught
+            await nothing_comes(attempt)
         pair.world.heal("b", "a")
         assert await far.receive_some() == b"held"
 
@@ -284,9 +276,7 @@ async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> No
         await near.send_all(b"to b")
         await far.send_all(b"to a")
         for stream in (near, far):
-            with trio.move_on_after(1_000) as scope:
-                await stream.receive_some()
-            assert scope.cancelled_caught
+            await nothing_comes(stream.receive_some, 1_000)
         pair.world.thaw("b")
         assert await near.receive_some() == b"to a"
         assert await far.receive_some() == b"to b"
@@ -321,9 +311,7 @@ async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
         near, _ = await pair.connect()
         pair.world.partition("a", "b")
         pair.world.crash("b")
-        with trio.move_on_after(1_000) as scope:
-            await near.receive_some()
-        assert scope.cancelled_caught
+        await nothing_comes(near.receive_some, 1_000)
         pair.world.heal("a", "b")
         with pytest.raises(trio.BrokenResourceError):
             await near.receive_some()
@@ -391,85 +379,59 @@ async def test_a_filter_drops_and_changes_what_is_sent() -> None:
 
 
 async def test_connections_not_accepted_are_reset_when_the_server_stops() -> None:
-    world = MemoryWorld(random.Random(0))
-    a: MemoryNetwork = world.host("a", PEER_A)
-    b: MemoryNetwork = world.host("b", PEER_B)
+    async with a_pair() as pair:
+        streams: list[trio.abc.Stream] = []
 
-    async def on_lane(_: trio.abc.Stream) -> None:
-        await trio.sleep_forever()
+        async def dial(server: trio.CancelScope) -> None:
+            streams.append(await pair.a.dial_lane(Address("b", PORT)))
+            if len(streams) == 3:
+                server.cancel()  # before the server had its turn
 
-    async def on_channel(_: Channel) -> None:
-        pass
-
-    streams: list[trio.abc.Stream] = []
-
-    async def dial(server: trio.CancelScope) -> None:
-        streams.append(await a.dial_lane(Address("b", PORT)))
-        if len(streams) == 3:
-            server.cancel()  # before the server had its turn
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
-        async with trio.open_nursery() as dials:
-            for _ in range(3):
-                dials.start_soon(dial, nursery.cancel_scope)
-    with pytest.raises(OSError, match="refused"):
-        await a.dial_lane(Address("b", PORT))
-    assert len(streams) == 3
-    for stream in streams:
-        with trio.move_on_after(1) as scope:
-            with contextlib.suppress(trio.BrokenResourceError):
-                assert await stream.receive_some() == b""
-        assert not scope.cancelled_caught
+        async with trio.open_nursery() as nursery:
+            await nursery.start(pair.serve)
+            async with trio.open_nursery() as dials:
+                for _ in range(3):
+                    dials.start_soon(dial, nursery.cancel_scope)
+        with pytest.raises(OSError, match="refused"):
+            await pair.a.dial_lane(Address("b", PORT))
+        assert len(streams) == 3
+        for stream in streams:
+            with trio.move_on_after(1) as scope:
+                with contextlib.suppress(trio.BrokenResourceError):
+                    assert await stream.receive_some() == b""
+            assert not scope.cancelled_caught
 
 
-async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
+@pytest.mark.parametrize("stream_count", [1, 4])
+async def test_a_window_lets_several_streams_carry_more_than_one(stream_count: int) -> None:
     """A stream has 64 KiB under way for 100 ms: 0.66 MB/s of the link's 10."""
     world = MemoryWorld(random.Random(0), delay_s=0.1, bytes_per_s=10e6)
     world.link("a", "b", window_bytes=SEGMENT_BYTES)
-    a, b = world.host("a", PEER_A), world.host("b", PEER_B)
-    got = 0
+    async with a_pair(world) as pair:
+        got = 0
 
-    async def on_lane(stream: trio.abc.Stream) -> None:
-        nonlocal got
-        while data := await stream.receive_some():
-            got += len(data)
+        async def receive(stream: trio.abc.Stream) -> None:
+            nonlocal got
+            while data := await stream.receive_some():
+                got += len(data)
 
-    async def on_channel(_: Channel) -> None:
-        pass
-
-    async with background() as nursery:
-        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
-        for stream_count in (1, 4):
-            with trio.move_on_after(10):
-                async with trio.open_nursery() as senders:
-                    for _ in range(stream_count):
-                        stream = await a.dial_lane(Address("b", PORT))
-                        senders.start_soon(stream.send_all, bytes(10**8))
-            assert got == pytest.approx(stream_count * 10 * SEGMENT_BYTES / 0.1, rel=0.15)
-            got = 0
-            await trio.sleep(1)
-            got = 0
+        ends = [await pair.connect(lane=True) for _ in range(stream_count)]
+        for near, far in ends:
+            pair.nursery.start_soon(near.send_all, bytes(10**8))
+            pair.nursery.start_soon(receive, far)
+        await trio.sleep(10)
+        assert got == pytest.approx(stream_count * 10 * SEGMENT_BYTES / 0.1, rel=0.15)
 
 
 async def test_one_side_may_finish_while_the_other_goes_on() -> None:
-    world = MemoryWorld(random.Random(0))
-    a, b = world.host("a", PEER_A), world.host("b", PEER_B)
-
-    async def on_lane(stream: trio.abc.Stream) -> None:
-        assert await stream.receive_some() == b"question"
-        assert await stream.receive_some() == b""
-        await stream.send_all(b"answer")
-
-    async def on_channel(_: Channel) -> None:
-        pass
-
-    async with background() as nursery:
-        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
-        stream = await a.dial_lane(Address("b", PORT))
-        assert isinstance(stream, trio.abc.HalfCloseableStream)
-        await stream.send_all(b"question")
-        await stream.send_eof()
-        assert await stream.receive_some() == b"answer"
+    async with a_pair() as pair:
+        near, far = await pair.connect(lane=True)
+        assert isinstance(near, trio.abc.HalfCloseableStream)
+        await near.send_all(b"question")
+        await near.send_eof()
+        assert await far.receive_some() == b"question"
+        assert await far.receive_some() == b""
+        await far.send_all(b"answer")
+        assert await near.receive_some() == b"answer"
         with pytest.raises(trio.ClosedResourceError):
-            await stream.send_all(b"more")
+            await near.send_all(b"more")

@@ -4,11 +4,13 @@ limit.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 import trio.testing
 
-from holdfast.protocol import message_quota
+from holdfast.protocol import message_quota, wire
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.message_quota import (
@@ -77,30 +79,26 @@ async def test_who_floods_is_heard_at_the_rate_that_there_is(
     assert trio.current_time() - began_s == pytest.approx(spent / 1_000.0, rel=0.01)
 
 
-async def test_a_message_counts_by_its_items() -> None:
+async def counted(data: bytes) -> float:
+    """Return the items that a message costs its sender."""
     ours, theirs = trio.testing.memory_stream_pair()
     left = Quota(trio.current_time())
-    hearing = MessageStream(ours, quota=left)
+    await theirs.send_all(len(data).to_bytes(4, "big") + data)
+    with suppress(RemoteProtocolError):
+        await MessageStream(ours, quota=left).receive()
+    return ITEMS_AT_ONCE - left._items - MESSAGE_ITEMS
+
+
+async def test_a_message_counts_by_its_items() -> None:
     tensor = m.TensorSpec("x" * 100, (2, 3), "float32", "parameter")
-    await MessageStream(theirs).send(m.TrainerAttached(m.ModelLayout((tensor,) * 5_000)))
-    await hearing.receive()
-    assert ITEMS_AT_ONCE - left._items == 5_000 * (1 + 2 * 5 + 2) + 4 + 2 + MESSAGE_ITEMS
+    attached = m.TrainerAttached(m.ModelLayout((tensor,) * 5_000))
+    assert await counted(wire.encode(attached)) == 5_000 * (1 + 2 * 5 + 2) + 4 + 2
 
 
 async def test_a_short_one_counts_by_its_bytes_for_half_of_what_it_could_have() -> None:
-    ours, theirs = trio.testing.memory_stream_pair()
-    left = Quota(trio.current_time())
-    hearing = MessageStream(ours, quota=left)
-    await MessageStream(theirs).send(m.BlocksRequest(0, 0, 0, (0,) * 60_000))
-    await hearing.receive()
-    assert 0 <= ITEMS_AT_ONCE - left._items - MESSAGE_ITEMS - 60_000 / 2 < 50
+    items = await counted(wire.encode(m.BlocksRequest(0, 0, 0, (0,) * 60_000)))
+    assert 0 <= items - 60_000 / 2 < 50
 
 
 async def test_what_is_no_message_counts_as_much_as_it_could_be() -> None:
-    ours, theirs = trio.testing.memory_stream_pair()
-    left = Quota(trio.current_time())
-    hearing = MessageStream(ours, quota=left)
-    await theirs.send_all((1_000).to_bytes(4, "big") + bytes(1_000))
-    with pytest.raises(RemoteProtocolError):
-        await hearing.receive()
-    assert ITEMS_AT_ONCE - left._items == 1_004 + MESSAGE_ITEMS
+    assert await counted(bytes(1_000)) == 1_004

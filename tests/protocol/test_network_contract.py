@@ -33,6 +33,10 @@ class Nodes:
         self.make = make
         self._host = host
 
+    def pair(self, party: Party = Party.PEER) -> tuple[Network, Network]:
+        """Make a server of this party, and a peer that dials."""
+        return self.make(party)[0], self.make(Party.PEER)[0]
+
     def bind(self, network: Network) -> Address:
         return Address(self._host(network), 0)
 
@@ -143,8 +147,7 @@ async def test_lanes_and_control_streams_share_a_port(nodes: Nodes) -> None:
 
 
 async def test_a_master_has_no_lanes(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.MASTER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair(Party.MASTER)
     async with serving(nodes, server, echo, None) as address:
         lane = await dialer.dial_lane(address)
         try:
@@ -171,8 +174,7 @@ async def test_a_peers_fault_ends_its_connection_only(nodes: Nodes) -> None:
 
 
 async def test_a_bug_in_a_handler_ends_the_server(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.MASTER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair(Party.MASTER)
 
     async def on_channel(_: Channel) -> None:
         raise KeyError("a bug")
@@ -191,8 +193,7 @@ async def test_a_bug_in_a_handler_ends_the_server(nodes: Nodes) -> None:
 
 
 async def test_a_closed_stream_ends_cleanly_at_the_other_side(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.MASTER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair(Party.MASTER)
     ended = trio.Event()
 
     async def on_channel(channel: Channel) -> None:
@@ -212,8 +213,7 @@ async def test_a_closed_stream_ends_cleanly_at_the_other_side(nodes: Nodes) -> N
 
 
 async def test_a_refusal_is_read_though_more_was_under_way(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.MASTER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair(Party.MASTER)
     refusal = Refused(RefusalCode.FULL, "no room")
 
     async def on_channel(channel: Channel) -> None:
@@ -230,8 +230,7 @@ async def test_a_refusal_is_read_though_more_was_under_way(nodes: Nodes) -> None
 
 
 async def test_nobody_there_is_an_os_error(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.PEER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair()
     async with serving(nodes, server, echo) as address:
         pass
     with pytest.raises(OSError, match="connect"):
@@ -259,8 +258,7 @@ async def test_work_off_the_loop_returns_and_raises(nodes: Nodes) -> None:
 
 
 async def test_much_travels_both_ways_at_once(nodes: Nodes) -> None:
-    server, _ = nodes.make(Party.PEER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair()
     count = 300
 
     async def on_channel(channel: Channel) -> None:
@@ -288,8 +286,7 @@ async def test_much_travels_both_ways_at_once(nodes: Nodes) -> None:
 @pytest.mark.real_time
 async def test_real_streams_are_what_trio_calls_streams(tmp_path: Path) -> None:
     nodes = socket_nodes(tmp_path)
-    server, _ = nodes.make(Party.PEER)
-    dialer, _ = nodes.make(Party.PEER)
+    server, dialer = nodes.pair()
     send, receive = trio.open_memory_channel[trio.abc.Stream](1)
 
     async def on_channel(channel: Channel) -> None:

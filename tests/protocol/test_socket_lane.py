@@ -12,24 +12,14 @@ import pytest
 import trio
 
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.network.lane import (
-    PIECE_BYTES,
-    FrameHeader,
-    FrameKind,
-    Lane,
-    derive_lane_keys,
-)
+from holdfast.protocol.network.lane import PIECE_BYTES, Lane
 from holdfast.protocol.network.socket_lane import SocketLane
 from tests.background import background
+from tests.protocol.test_lane import KEYS, anywhere, header
 
-KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 SIZES = (0, 1, 1_000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2**21 + 5)
 
 pytestmark = pytest.mark.real_time
-
-
-def header(payload: bytes, index: int = 0) -> FrameHeader:
-    return FrameHeader(FrameKind.RESULT, 1, 1, index, 2, len(payload))
 
 
 @asynccontextmanager
@@ -78,11 +68,7 @@ async def test_frames_of_all_sizes_pass_between_a_task_and_a_thread() -> None:
             assert await trio.to_thread.run_sync(receive, far) == payload
         nursery.start_soon(trio.to_thread.run_sync, send_back)
         for payload in payloads:
-
-            async def place(frame: FrameHeader) -> memoryview:
-                return memoryview(bytearray(frame.payload_bytes))
-
-            assert bytes((await near.receive(place))[1]) == payload
+            assert bytes((await near.receive(anywhere))[1]) == payload
 
 
 async def test_an_idle_lane_gives_its_thread_back_and_loses_nothing() -> None:
@@ -194,11 +180,7 @@ async def test_a_frame_in_pieces_waits_for_the_turn_of_each() -> None:
             trio.to_thread.run_sync,
             partial(far.send, header(payload), payload, turns.append, 64 * 1024),
         )
-
-        async def place(frame: FrameHeader) -> memoryview:
-            return memoryview(bytearray(frame.payload_bytes))
-
-        assert bytes((await near.receive(place))[1]) == payload
+        assert bytes((await near.receive(anywhere))[1]) == payload
     assert max(turns) == 64 * 1024
     assert sum(turns) == far.sent_bytes > len(payload)
 

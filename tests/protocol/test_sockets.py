@@ -89,8 +89,22 @@ async def serving(
         yield address
 
 
+@contextlib.asynccontextmanager
+async def dialled(run: Run, address: Address, party: Party = Party.PEER) -> AsyncIterator[Channel]:
+    """Dial as a member, and hear an answer."""
+    channel = await run.network().dial(address, party=party)
+    await say(channel)
+    yield channel
+    await trio.aclose_forcefully(channel.stream)
+
+
+async def close_all(*streams: trio.abc.Stream) -> None:
+    for stream in streams:
+        await trio.aclose_forcefully(stream)
+
+
 async def expect_hang_up(stream: trio.abc.Stream) -> None:
-    with contextlib.suppress(trio.BrokenResourceError):
+    with trio.fail_after(HANGS_S), contextlib.suppress(trio.BrokenResourceError):
         while await stream.receive_some():
             pass
 
@@ -163,9 +177,8 @@ async def test_a_clock_that_is_hours_wrong_locks_no_peer_out(run: Run) -> None:
     for hours in (-23, 23):
         there = run.credentials(now=now + datetime.timedelta(hours=hours))
         async with serving(SocketNetwork(there)) as address:
-            channel = await run.network().dial(address, party=Party.PEER)
-            await say(channel)
-            await channel.stream.aclose()
+            async with dialled(run, address):
+                pass
 
 
 async def test_a_renewed_certificate_is_used_from_the_next_connection_on(run: Run) -> None:
@@ -244,16 +257,14 @@ async def test_unidentified_connections_are_closed_and_members_do_not_notice(
 ) -> None:
     network = run.network()
     async with serving(network) as address:
-        member = await run.network().dial(address, party=Party.PEER)
-        monkeypatch.setattr(network, "_greeting_s", 0.6)
-        unidentified = await sockets.open_tcp(address)
-        if data:
-            await unidentified.send_all(data)
-        with trio.fail_after(HANGS_S):
+        async with dialled(run, address) as member:
+            monkeypatch.setattr(network, "_greeting_s", 0.6)
+            unidentified = await sockets.open_tcp(address)
+            if data:
+                await unidentified.send_all(data)
             await expect_hang_up(unidentified)
-        await say(member)
-        await unidentified.aclose()
-        await member.stream.aclose()
+            await say(member)
+            await unidentified.aclose()
 
 
 @pytest.mark.fault("unidentified connections at the port")
@@ -272,14 +283,12 @@ async def test_filling_all_slots_keeps_no_member_out(
             holders.append(await bound_at(address, f"127.0.0.{10 + number % 4}"))
             if said:
                 await holders[-1].send_all(said)
-        assert network._limits is not None
         while sum(not place.silent for place in network._limits.unidentified._held) < 8 * len(said):
             await trio.sleep(0.01)
         assert len(network._limits.unidentified._held) == 8
         await say(channel := await dial_from(run, address, "127.0.0.2"))
         assert len(network._limits.unidentified._held) == 7, "one gave way"
-        for stream in (*holders, channel.stream):
-            await trio.aclose_forcefully(stream)
+        await close_all(*holders, channel.stream)
 
 
 async def test_a_known_member_has_a_slot_when_all_others_are_full(
@@ -290,15 +299,13 @@ async def test_a_known_member_has_a_slot_when_all_others_are_full(
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 4)
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_SLOW_S", NO_LIMIT_S)
     hosts: list[str] = []  # of connections to come; each accept takes the next
-    monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
+    monkeypatch.setattr(sockets, "_remote_address", lambda _stream: Address(hosts.pop(0), 1))
     held: list[trio.abc.Stream] = []
     network = run.network()
     async with serving(network) as address:
-        assert network._limits is not None
 
         async def crowd(addresses: list[str]) -> int:
             """Return the slots held once all of these addresses have begun a handshake."""
-            assert network._limits is not None
             for host in addresses:
                 hosts.append(host)
                 held.append(await sockets.open_tcp(address))
@@ -321,8 +328,7 @@ async def test_a_known_member_has_a_slot_when_all_others_are_full(
         with pytest.raises(OSError, match="hung up"):
             await member("2001:db8:9:1::1")
         await member("2001:db8:7:1::2")
-        for stream in held:
-            await trio.aclose_forcefully(stream)
+        await close_all(*held)
 
 
 async def test_who_says_nothing_is_not_waited_for_long(
@@ -331,8 +337,7 @@ async def test_who_says_nothing_is_not_waited_for_long(
     monkeypatch.setattr(sockets, "FIRST_BYTE_S", 0.2)
     async with serving(run.network()) as address:
         silent = await sockets.open_tcp(address)
-        with trio.fail_after(HANGS_S):
-            await expect_hang_up(silent)
+        await expect_hang_up(silent)
         await trio.aclose_forcefully(silent)
 
 
@@ -360,8 +365,7 @@ async def test_members_and_lanes_take_no_slot_of_unidentified_connections(
             streams.append(await dialer.dial_lane(address))
             await send_preamble(streams[-1], bytes(16), number)
             assert await streams[-1].receive_some() == b"hello"
-        for stream in streams:
-            await trio.aclose_forcefully(stream)
+        await close_all(*streams)
 
 
 @pytest.mark.fault("unidentified connections again and again")
@@ -378,11 +382,9 @@ async def test_lanes_that_show_no_keys_have_few_slots(
         lanes = [await run.network().dial_lane(address) for _ in range(3)]
         for number, stream in enumerate(lanes):
             await send_preamble(stream, bytes(16), number)
-        with trio.fail_after(HANGS_S):
-            await expect_hang_up(lanes[2])
-        await say(channel := await run.network().dial(address, party=Party.PEER))
-        for stream in (*lanes, channel.stream):
-            await trio.aclose_forcefully(stream)
+        await expect_hang_up(lanes[2])
+        async with dialled(run, address):
+            await close_all(*lanes)
 
 
 async def bound_at(address: Address, host: str) -> trio.SocketStream:
@@ -411,11 +413,10 @@ async def test_who_sends_junk_again_and_again_is_not_read_for_a_while(
                 await expect_hang_up(stream)
         with pytest.raises(OSError, match="hung up"):
             await dial_from(run, address, "127.0.0.9")
-        await say(channel := await run.network().dial(address, party=Party.PEER))
-        monkeypatch.setattr(accept_limits, "CREDIT_PER_S", 1e6)
-        await say(again := await dial_from(run, address, "127.0.0.9"))
-        for each in (channel.stream, again.stream):
-            await trio.aclose_forcefully(each)
+        async with dialled(run, address):
+            monkeypatch.setattr(accept_limits, "CREDIT_PER_S", 1e6)
+            await say(again := await dial_from(run, address, "127.0.0.9"))
+            await close_all(again.stream)
 
 
 async def dial_from(run: Run, address: Address, host: str) -> Channel:
@@ -441,10 +442,9 @@ async def test_newcomers_have_slots_of_their_own(run: Run, monkeypatch: pytest.M
         surplus = trio.SSLStream(await sockets.open_tcp(address), context)
         with trio.fail_after(HANGS_S):
             await surplus.do_handshake()
-            await expect_hang_up(surplus)
-        await say(member := await run.network().dial(address, party=Party.MASTER))
-        for stream in (*newcomers, surplus, member.stream):
-            await trio.aclose_forcefully(stream)
+        await expect_hang_up(surplus)
+        async with dialled(run, address, Party.MASTER):
+            await close_all(*newcomers, surplus)
 
 
 @contextlib.contextmanager
@@ -469,20 +469,15 @@ async def test_running_out_of_file_descriptors_is_survived(run: Run) -> None:
         with no_file_descriptors_left():
             await early.connect((address.host, address.port))  # the kernel takes it, we cannot
             await trio.sleep(2 * sockets.CAPACITY_PAUSE_S)
-        channel = await run.network().dial(address, party=Party.PEER)
-        await say(channel)
-        await channel.stream.aclose()
-        early.close()
+        async with dialled(run, address):
+            early.close()
 
 
 async def test_a_stream_is_closed_when_its_handler_is_cancelled(run: Run) -> None:
-    dialed = run.network()
-    async with serving(run.network()) as address:
-        channel = await dialed.dial(address, party=Party.PEER)
-        await say(channel)
-    with trio.fail_after(HANGS_S):
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(run.network()) as address:
+            channel = await stack.enter_async_context(dialled(run, address))
         await expect_hang_up(channel.stream)
-    await trio.aclose_forcefully(channel.stream)
 
 
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> None:
@@ -543,10 +538,8 @@ async def test_ipv6_ipv4_and_names_all_lead_there_on_one_port(run: Run) -> None:
         assert {address.host for address in addresses} == {"::1", "127.0.0.1"}
         port = addresses[0].port
         for host in ("::1", "127.0.0.1", "localhost"):
-            channel = await run.network().dial(Address(host, port), party=Party.PEER)
-            await say(channel)
-            assert channel.remote_address
-            await channel.stream.aclose()
+            async with dialled(run, Address(host, port)) as channel:
+                assert channel.remote_address
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 70 + ".example", "192.0.2.1"])

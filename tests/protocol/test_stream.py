@@ -7,18 +7,22 @@ import struct
 import pytest
 import trio
 import trio.testing
-from attrs import evolve
 
 from holdfast.protocol import connection_phases, message_limits, wire
 from holdfast.protocol import messages as m
-from holdfast.protocol.connection_phases import ConnectionPhase
+from holdfast.protocol.connection_phases import ANY, ConnectionPhase
 from holdfast.protocol.errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.network.stream import MessageStream, run_handler
 
 
-def one_message_end() -> tuple[MessageStream, trio.abc.Stream]:
+def one_message_end(phase: ConnectionPhase = ANY) -> tuple[MessageStream, trio.abc.Stream]:
     near, far = trio.testing.memory_stream_pair()
-    return MessageStream(near), far
+    return MessageStream(near, phase), far
+
+
+def two_message_ends() -> tuple[MessageStream, MessageStream]:
+    near, far = one_message_end()
+    return near, MessageStream(far)
 
 
 def framed(message: m.Message) -> bytes:
@@ -27,7 +31,7 @@ def framed(message: m.Message) -> bytes:
 
 
 async def test_messages_arrive_whole_and_in_order() -> None:
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     sent = [m.Heartbeat(number) for number in range(50)]
     for message in sent:
         await near.send(message)
@@ -64,7 +68,7 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
 
 
 async def test_many_tasks_may_send_at_once() -> None:
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     async with trio.open_nursery() as nursery:
         for number in range(20):
             nursery.start_soon(near.send, m.Heartbeat(number))
@@ -85,7 +89,7 @@ async def test_after_a_cancelled_send_the_stream_is_broken() -> None:
 
 
 async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None:
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     with trio.CancelScope() as scope:
         scope.cancel()
         await near.send(m.Heartbeat(1))
@@ -95,7 +99,7 @@ async def test_a_send_that_was_cancelled_before_it_began_tears_nothing() -> None
 
 
 async def test_a_message_that_cannot_travel_breaks_nothing() -> None:
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     small = MessageStream(trio.testing.memory_stream_pair()[0], ConnectionPhase(None, 100))
     with pytest.raises(LocalProtocolError):
         await small.send(m.Notice("x" * 200))
@@ -125,34 +129,32 @@ async def test_junk_is_the_other_sides_fault(data: bytes) -> None:
         await near.receive()
 
 
-async def test_an_over_long_frame_is_refused_before_it_is_read() -> None:
-    raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw, ConnectionPhase(None, 1_000))
-    await far.send_all(struct.pack(">I", 1_001))
-    with pytest.raises(RemoteProtocolError, match="1001 bytes"):
-        await near.receive()
-
-
-async def test_a_message_longer_than_any_of_its_type_is_refused_by_its_first_bytes() -> None:
-    raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw)
-    body = wire.encode(m.Heartbeat(1)).ljust(wire.HEAD_BYTES_MAX)
-    await far.send_all(struct.pack(">I", 2**20) + body)  # and no more of it
-    with pytest.raises(RemoteProtocolError, match="a Heartbeat of 1048576 bytes is over-long"):
-        await near.receive()
-
-
-async def test_a_message_that_may_not_come_yet_is_refused_by_its_first_bytes() -> None:
-    raw, far = trio.testing.memory_stream_pair()
-    near = MessageStream(raw, connection_phases.GREETING)
-    body = wire.encode(m.TrainerAttached(m.ModelLayout(())))[:20].ljust(wire.HEAD_BYTES_MAX)
-    await far.send_all(struct.pack(">I", 2**20) + body)
-    with pytest.raises(RemoteProtocolError, match="TrainerAttached instead of"):
+@pytest.mark.parametrize(
+    ("phase", "frame_bytes", "first", "said"),
+    [
+        (ConnectionPhase(None, 1_000), 1_001, b"", "1001 bytes"),
+        (ANY, 2**20, wire.encode(m.Heartbeat(1)), "a Heartbeat of 1048576 bytes is over-long"),
+        (
+            connection_phases.GREETING,
+            2**20,
+            wire.encode(m.TrainerAttached(m.ModelLayout(())))[:20],
+            "TrainerAttached instead of",
+        ),
+    ],
+    ids=["of the phase", "of its type", "may not come yet"],
+)
+async def test_a_frame_is_refused_by_its_first_bytes(
+    phase: ConnectionPhase, frame_bytes: int, first: bytes, said: str
+) -> None:
+    near, far = one_message_end(phase)
+    # And no more of it.
+    await far.send_all(struct.pack(">I", frame_bytes) + first.ljust(wire.HEAD_BYTES_MAX))
+    with pytest.raises(RemoteProtocolError, match=said):
         await near.receive()
 
 
 async def test_another_message_than_expected_is_refused() -> None:
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     await near.send(m.Heartbeat(1))
     with pytest.raises(RemoteProtocolError, match="Heartbeat instead of Notice or Refused"):
         await far.receive_expected(m.Notice, m.Refused)
@@ -160,14 +162,14 @@ async def test_another_message_than_expected_is_refused() -> None:
 
 async def test_a_final_message_waits_for_its_reader_but_not_for_ever() -> None:
     farewell = m.Refused(m.RefusalCode.FULL, "no room")
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     await far.send(m.Heartbeat(1))  # not read by anybody
     async with trio.open_nursery() as nursery:
         nursery.start_soon(near.send_final, farewell)
         assert await far.receive() == farewell
         await far.aclose()
     assert trio.current_time() == 0
-    near, far = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+    near, far = two_message_ends()
     await near.send_final(farewell)
     assert 0 < trio.current_time() < 10
     assert await far.receive() == farewell
@@ -246,7 +248,3 @@ async def test_closing_does_not_wait_for_a_reader() -> None:
     await MessageStream(stream).aclose()
     assert stream.closed
     assert 0 < trio.current_time() < 5
-
-
-def test_records_are_values() -> None:
-    assert evolve(m.Heartbeat(1), sequence=2) == m.Heartbeat(2)

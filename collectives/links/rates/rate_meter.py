@@ -18,7 +18,6 @@ import trio
 from attrs import frozen
 
 from ....protocol.network.lane import HEADER_BYTES, PIECE_BYTES, TAG_BYTES, Buffer
-from .rate_limiter import RateLimiter
 
 
 @frozen
@@ -95,52 +94,37 @@ class Meter:
         self._since_s = now_s
 
 
-# ---------------------------------------------------------------- a paced and measured stream
+# ---------------------------------------------------------------- a measured stream
 
 
 # Bytes given to a stream at once. They must move within the stall time, or the stream looks stuck.
 SLICE_BYTES = HEADER_BYTES + PIECE_BYTES + TAG_BYTES
 
 
-class PacedStream(trio.abc.Stream):
-    """A stream that sends and receives in slices, capped and measured.
+class MeteredStream(trio.abc.Stream):
+    """A stream that sends in slices, and counts.
 
     For streams that tasks use: control streams, and lanes in memory. ``socket_lane`` does the same
-    for lanes in threads.
+    for lanes in threads, and keeps caps, too.
 
     Attributes:
       sent_bytes: bytes that the transport took so far.
       received_bytes: bytes that came out of it.
 
     Args:
-      upload, download: caps; None: no cap.
       meter: counts what is sent, and the time that the transport takes for it.
     """
 
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        upload: RateLimiter | None = None,
-        download: RateLimiter | None = None,
-        meter: Meter | None = None,
-    ) -> None:
+    def __init__(self, stream: trio.abc.Stream, meter: Meter | None = None) -> None:
         self._stream = stream
-        self._upload = upload
-        self._download = download
         self._meter = meter if meter is not None else Meter()
         self.sent_bytes = 0
         self.received_bytes = 0
 
     async def send_all(self, data: Buffer) -> None:
         view = memoryview(data)
-        done = 0
-        while done < len(view):
-            slice_bytes = SLICE_BYTES
-            if self._upload is not None:
-                slice_bytes = min(slice_bytes, self._upload.slice_bytes)
-            piece = view[done : done + slice_bytes]
-            if self._upload is not None:
-                await self._upload.take(len(piece))
+        for start in range(0, len(view), SLICE_BYTES):
+            piece = view[start : start + SLICE_BYTES]
             carried_bytes = 0
             self._meter.begin()
             try:
@@ -148,19 +132,14 @@ class PacedStream(trio.abc.Stream):
                 carried_bytes = len(piece)
             finally:
                 self._meter.end(carried_bytes)
-            done += len(piece)
             self.sent_bytes += len(piece)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if self._download is not None and max_bytes is not None:
-            max_bytes = min(max_bytes, self._download.slice_bytes)
         data = await self._stream.receive_some(max_bytes)
         self.received_bytes += len(data)
-        if self._download is not None and data:
-            await self._download.take(len(data))
         return data
 
     async def aclose(self) -> None:

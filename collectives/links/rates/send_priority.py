@@ -34,7 +34,7 @@ CREDIT_S = 0.5  # how much of its share a lower rank may save up
 WAIT_S_MAX = 5.0
 LOWER_MAX = 8  # frames of lower ranks that may be under way at a time while rounds send
 SPARE_LOOK_S = 0.02  # between two looks at what rounds leave
-LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two checks of what was saved up
+LOOK_S_MIN = 0.01  # between two checks of what was saved up
 
 
 class SendRank(enum.IntEnum):
@@ -52,11 +52,12 @@ class SendPriority:
       share: the share of the line that lower ranks get at least while rounds send.
 
     Args:
-      spare: returns, given trio's time, whether the line is known to be able to carry more at once;
-        None: that is never known.
+      spare: returns, given trio's time, whether the line is known to be able to carry more at once.
     """
 
-    def __init__(self, share: float = SHARE, spare: Callable[[float], bool] | None = None) -> None:
+    def __init__(
+        self, share: float = SHARE, spare: Callable[[float], bool] = lambda _now_s: False
+    ) -> None:
         self.share = share
         self._spare = spare
         self._lock = threading.Lock()  # held for moments, under the locks of send queues
@@ -92,12 +93,10 @@ class SendPriority:
             overdue = now_s >= self._lower_s + WAIT_S_MAX
             if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0
-            if self._lower_count < LOWER_MAX and self._is_spare(now_s):
+            if self._lower_count < LOWER_MAX and self._spare(now_s):
                 return 0.0
             self._refused[wake] = None
-            waits = [LOOK_S_MAX]
-            if self._spare is not None:
-                waits.append(SPARE_LOOK_S)
+            waits = [SPARE_LOOK_S]
             if rate:
                 waits.append(-self._credit_bytes / rate)
             if not self._urgent_count:
@@ -113,16 +112,13 @@ class SendPriority:
             if not self._rounds_send(now_s):
                 return 0.0
             rate = self._save_up(now_s)
-            if self._is_spare(now_s):
+            if self._spare(now_s):
                 return 0.0
             if self._credit_bytes > 0:
                 self._credit_bytes -= count
                 return 0.0
             wait_s = -self._credit_bytes / rate if rate else math.inf
-            return min(max(wait_s, LOOK_S_MIN), LINGER_S if self._spare is None else SPARE_LOOK_S)
-
-    def _is_spare(self, now_s: float) -> bool:
-        return self._spare is not None and self._spare(now_s)
+            return min(max(wait_s, LOOK_S_MIN), SPARE_LOOK_S)
 
     def _save_up(self, now_s: float) -> float:
         """Count what lower ranks may send by now; return their share in bytes per second."""
