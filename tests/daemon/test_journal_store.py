@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon.master.journal.journal_base import GrantRow, TokenError
+from holdfast.daemon.master.journal.journal_base import TokenError
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.state.journal import (
@@ -95,27 +95,6 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
 
 
 # ---------------------------------------------------------------- invites
-
-
-def test_a_token_admits_as_many_machines_as_it_has_uses() -> None:
-    store = JournalStore(":memory:")
-    token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
-    invite = str(store.invites()[0]["id"])
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
-    assert store.redeem(token) == GrantRow(Role.SPARE, True, "", invite)
-    with pytest.raises(TokenError, match="used up") as raised:
-        store.redeem(token)
-    assert raised.value.exit_code == ExitCode.INVITE
-
-
-def test_the_invite_of_a_member_is_known_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = JournalStore(path)
-    token, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
-    store.admit("a" * 32, store.redeem(token))
-    invite = store.invites()[0]["id"]
-    store.close()
-    assert JournalStore(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
 
 
 def test_a_token_expires_at_its_time() -> None:
