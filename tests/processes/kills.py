@@ -27,7 +27,7 @@ from tests.processes.kills_trainer import PLACES, TOKENS, VALUES
 PEERS = ("alder", "birch", "cedar", "douglas")
 assert len(PEERS) == PLACES
 TRAINER = Path(__file__).with_name("kills_trainer.py")
-UPLOAD_MB_S = 0.375  # of each peer, so that a reduction of these values lasts a second
+UPLOAD_MB_S = 1.5  # of each peer, so that a reduction of a mebibyte lasts a second
 REDUCTION_S = 1.2  # within which the moment of a kill is drawn
 TWICE_SHARE = 0.2  # of the kills, so many are followed by that of another peer
 MASTER_SHARE = 0.1  # and so many are the master's
@@ -46,7 +46,7 @@ min_members = 2
 deadline_s = 5
 grace_s = 2
 [reduce]
-chunk_bytes = 4096
+chunk_bytes = 16384
 codec_up = "fp32"
 codec_down = "fp32"
 """

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # a daemon starts this file
 from tests.processes.tiny_trainer import Fragment, TinyRun
 
 PLACES = 4  # of peers; each has its power of two at every value
-VALUES = 2**16  # a quarter mebibyte; a power of two, so that it is cut into equal chunks
+VALUES = 2**18  # a mebibyte; a power of two, so that it is cut into equal chunks
 TOKENS = 100  # of each update
 # Of a mean; two sets differ by 0.08 somewhere, float32 by 0.0003 after 1,000 rounds.
 TOLERANCE = 0.01
