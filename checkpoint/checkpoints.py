@@ -18,6 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 from attrs import field, frozen
@@ -39,10 +41,10 @@ from .checkpoint_store import PART, CheckpointStore, FileGoneError, Piece
 from .shared_state import SharedState
 from .tensor_file import (
     Header,
+    TensorEntry,
     TensorFileError,
     encode_header,
     find_array,
-    read_array,
     read_bytes,
     read_header,
 )
@@ -257,16 +259,11 @@ class Checkpoint:
         Raises:
           CheckpointError, StoreError: it cannot be read.
         """
-        size = self.manifest.sizes[number]
-        counts = (size.value_count, size.momentum_count, size.counter_count)
-        try:
-            with self.place.reading(self.name) as file:
-                values, momentum, counters = (
-                    read_array(file, self.header, _name(number, part), _DTYPES[part], count)
-                    for part, count in enumerate(counts)
-                )
-        except TensorFileError as error:
-            raise self._damaged(str(error)) from error
+        with self._reading(number) as (file, entries):
+            values, momentum, counters = (
+                read_bytes(file, self.header, entry, 0, entry.stop - entry.start)
+                for entry in entries
+            )
         return FragmentArrays(
             values.view(np.float32), momentum.view(np.float32), counters.view(np.int64)
         )
@@ -288,23 +285,29 @@ class Checkpoint:
         Raises:
           CheckpointError, StoreError: it is unreadable or damaged; what came before is void.
         """
+        digests = []
+        with self._reading(number) as (file, entries):
+            for place in block_places(self.manifest.sizes[number]):
+                entry = entries[place.part]
+                data = read_bytes(file, self.header, entry, place.start, place.stop)
+                digests.append(blake3(data.data).digest())
+                yield place, data
+        self._check(number, b"".join(digests))
+
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[tuple[BinaryIO, list[TensorEntry]]]:
+        """Open the file at a fragment's arrays; raise CheckpointError for a damaged one."""
         size = self.manifest.sizes[number]
         counts = (size.value_count, size.momentum_count, size.counter_count)
-        digests = []
         try:
             entries = [
                 find_array(self.header, _name(number, part), _DTYPES[part], count)
                 for part, count in enumerate(counts)
             ]
             with self.place.reading(self.name) as file:
-                for place in block_places(size):
-                    entry = entries[place.part]
-                    data = read_bytes(file, self.header, entry, place.start, place.stop)
-                    digests.append(blake3(data.data).digest())
-                    yield place, data
+                yield file, entries
         except TensorFileError as error:
             raise self._damaged(str(error)) from error
-        self._check(number, b"".join(digests))
 
     def _check(self, number: int, digests: bytes) -> None:
         """Raise CheckpointError unless a fragment of these blocks' digests has its root."""

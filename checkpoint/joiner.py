@@ -181,7 +181,7 @@ class _Fetch:
             if self._incoming is not None:
                 self._incoming.abandon()
         givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
-        return FetchReport(self._head, self._arrived.received_bytes, givers, tuple(self._bad))
+        return FetchReport(self._arrived.received_bytes, givers, tuple(self._bad))
 
     # ------------------------------------------------------------ the hub's side, in lanes' threads
 

@@ -78,10 +78,6 @@ class SharedState:
         """Return the int64 counters; a view that must not be written."""
         return self._fragments[fragment].parts.counters
 
-    def parts(self, fragment: int) -> FragmentArrays:
-        """Return all arrays of a fragment; views that must not be written."""
-        return self._fragments[fragment].parts
-
     def places(self, fragment: int) -> tuple[BlockPlace, ...]:
         """Return the positions of a fragment's blocks, in order."""
         return self._fragments[fragment].places

@@ -42,13 +42,11 @@ class FetchReport:
     """The result of a fetch.
 
     Attributes:
-      head: the installed head.
       received_bytes: bytes of received blocks; 0 when all were here before.
       donors: peer ids of donors that served at least one block.
       bad_donors: peer ids of donors that served wrong bytes.
     """
 
-    head: FragmentHead
     received_bytes: int
     donors: tuple[str, ...]
     bad_donors: tuple[str, ...]

@@ -118,18 +118,6 @@ def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> 
     return TensorEntry(name, dtype, tuple(shape), start, stop)
 
 
-def read_array(
-    file: BinaryIO, header: Header, name: str, dtype: str, count: int
-) -> NDArray[np.uint8]:
-    """Read a tensor's bytes.
-
-    Raises:
-      TensorFileError: the tensor is missing, or has another type or count.
-    """
-    entry = find_array(header, name, dtype, count)
-    return read_bytes(file, header, entry, 0, entry.stop - entry.start)
-
-
 def find_array(header: Header, name: str, dtype: str, count: int) -> TensorEntry:
     """Return the entry of a tensor of one dimension.
 

@@ -102,7 +102,7 @@ class Admission:
             self.check_not_shut_out(peer)
             try:
                 if (
-                    self._store.needs_approval(request.token)
+                    self._store.valid(request.token).by_hand
                     or self._coordinator.context.spec.membership.approve
                 ):
                     raise self._keep_waiting(request, peer, host)
@@ -145,19 +145,22 @@ class Admission:
         now_s = trio.current_time()
         self._forget_gone(now_s)
         known = self._pending.get(peer)
-        if known is not None and not self._store.is_good(known.token):
-            del self._pending[peer]  # it may wait again, with the invite that it shows now
-            known = None
+        if known is not None:
+            try:
+                self._store.valid(known.token)
+            except TokenError:
+                del self._pending[peer]  # it may wait again, with the invite that it shows now
+                known = None
         if known is None:
-            granted, uses_left = self._store.offers(request.token)
+            token = self._store.valid(request.token)
             waiting = sum(each.token == request.token for each in self._pending.values())
-            if waiting >= uses_left or len(self._pending) >= PENDING_MAX:
+            if waiting >= token.uses_left or len(self._pending) >= PENDING_MAX:
                 return Refusal(
                     RefusalCode.BUSY,
                     "too many newcomers wait for approval already; try again later",
                 )
             known = Pending(
-                peer, request.name, granted.role, granted.founder, host, request.token, now_s, now_s
+                peer, request.name, token.role, token.founder, host, request.token, now_s, now_s
             )
             self._pending[peer] = known
             self.change_count += 1
@@ -255,6 +258,6 @@ def find_peer(wanted: str, names: Mapping[str, str], kind: str, hint: str) -> st
 async def check_token(store: Journal, token: str) -> None:
     """Raise Refusal if a token admits no newcomer."""
     try:
-        store.needs_approval(token)
+        store.valid(token)
     except TokenError as error:
         raise Refusal(RefusalCode.TOKEN, str(error)) from error

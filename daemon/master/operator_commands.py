@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import trio
 
@@ -22,20 +21,13 @@ from ..process.exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
 from .journal.journal_base import Journal, invite_id, storing
+from .master_invites import MasterInvites
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
 HOURS_MAX = 87_600.0  # of an invite: ten years
 REASON_CHARS_MAX = 900
 STOP_DELAY_S = 0.2  # the answer is sent first
-
-
-class MakeInvite(Protocol):
-    """Make an invite and return it as text."""
-
-    def __call__(
-        self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool
-    ) -> str: ...
 
 
 class OperatorCommands:
@@ -45,13 +37,13 @@ class OperatorCommands:
         self,
         service: MasterService,
         store: Journal,
-        make_invite: MakeInvite,
+        invites: MasterInvites,
         stop: Callable[[], None],
     ) -> None:
         self._service = service
         self._coordinator = service.coordinator
         self._store = store
-        self._make_invite = make_invite
+        self._invites = invites
         self._stop = stop
 
     def actions(self) -> Mapping[str, Action]:
@@ -82,7 +74,7 @@ class OperatorCommands:
                 "founder and approve true or false",
                 exit_code=ExitCode.USAGE,
             )
-        invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
+        invite = self._invites.make(role, founder is True, uses, hours, approve=approve is True)
         terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
         terms["id"] = invite_id(Invite.decode(invite).token)
         return {"invite": invite, **terms}

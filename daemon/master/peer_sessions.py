@@ -52,7 +52,7 @@ class PeerSession:
     message_queue: trio.MemorySendChannel[m.Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     reading: trio.CancelScope = field(factory=trio.CancelScope)
-    crash_report: m.Refused | None = None
+    farewell: m.Refused | None = None
     incarnation: int = 0
     conversation: Conversation = field(factory=Conversation)
     away: bool = False  # its connection broke; it may come back and go on
@@ -152,17 +152,17 @@ class PeerSessions:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending and will be detached
 
-    def dismiss(self, session: PeerSession, crash_report: m.Refused) -> None:
+    def dismiss(self, session: PeerSession, farewell: m.Refused) -> None:
         """End a session: what is queued is sent first, for ``CLOSE_S`` at most, then the reason."""
-        session.crash_report = crash_report
+        session.farewell = farewell
         session.message_queue.close()
         session.reading.cancel()
         session.scope.deadline = trio.current_time() + CLOSE_S
 
-    async def dismiss_all(self, crash_report: m.Refused) -> None:
+    async def dismiss_all(self, farewell: m.Refused) -> None:
         """End all sessions, and wait until their reasons are sent."""
         for session in list(self._sessions.values()):
-            self.dismiss(session, crash_report)
+            self.dismiss(session, farewell)
         await trio.sleep(CLOSE_S)
 
     async def beat(self) -> None:
@@ -218,7 +218,7 @@ class PeerSessions:
         if (
             session is None
             or not session.welcomed
-            or session.crash_report is not None
+            or session.farewell is not None
             or session.incarnation != resume.incarnation
             or theirs != (context.run_id, context.term, context.history.masters.nonce)
         ):
@@ -258,10 +258,10 @@ class PeerSessions:
                     nursery.start_soon(_write, stream, queue, scope)
                     with session.reading:
                         reason = await self._read(session)
-                    if session.crash_report is None:
+                    if session.farewell is None:
                         nursery.cancel_scope.cancel()
                     else:
-                        self.dismiss(session, session.crash_report)
+                        self.dismiss(session, session.farewell)
         finally:
             if session.stream is stream and self._sessions.get(session.peer) is session:
                 if reason in CONNECTION_LOST and self._may_come_back(session):
@@ -271,9 +271,9 @@ class PeerSessions:
                     self._detach(session, reason)
                 for other in list(self._sessions.values()):
                     self._give_up(other)  # with fewer members, fewer reports are enough
-            if session.stream is stream and session.crash_report is not None:
+            if session.stream is stream and session.farewell is not None:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
-                    await stream.send_final(session.crash_report)
+                    await stream.send_final(session.farewell)
 
     async def _read(self, session: PeerSession) -> str:
         """Handle the peer's messages; return why there are no more."""
@@ -297,7 +297,7 @@ class PeerSessions:
                 self._handle(session.peer, message)
         except RemoteProtocolError as error:
             log.warning("peer %s broke the protocol: %s", session.peer[:8], error)
-            session.crash_report = m.Refused(m.RefusalCode.PROTOCOL, plain(str(error)))
+            session.farewell = m.Refused(m.RefusalCode.PROTOCOL, plain(str(error)))
             return f"it broke the protocol: {error}"
         except trio.EndOfChannel:
             return CONNECTION_LOST[0]

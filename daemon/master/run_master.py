@@ -93,7 +93,7 @@ class Master:
         self._scope = trio.CancelScope()
         self.invites = MasterInvites(options, self.opened, lambda: self.service.bound)
         self._commands = OperatorCommands(
-            self.service, self.store, self.invites.make, self._scope.cancel
+            self.service, self.store, self.invites, self._scope.cancel
         )
         self.service.subscribe(self._tell_end)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -136,30 +135,6 @@ def test_what_fails_while_it_is_read_or_written_is_told(place: CheckpointStore) 
         for _written in writing:
             pass
     assert place.names() == []
-
-
-def test_a_kill_at_any_instant_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
-    root, copies = tmp_path / "place", list[tuple[str, Path]]()
-    place = LookedAtPlace(root)
-
-    def look(instant: str) -> None:
-        copy = tmp_path / f"{len(copies)}"
-        shutil.copytree(root, copy)
-        copies.append((instant, copy))
-
-    place.look = lambda _instant: None
-    put(place, "a", b"before")
-    place.look = look
-    put(place, "a", *PIECES)
-    assert len(copies) > sum(map(len, PIECES))
-    contents = []
-    for instant, copy in copies:
-        left = FolderStore(copy)
-        whole = [name for name in left.names() if not name.endswith(".part")]
-        assert whole == ["a"], instant
-        contents.append(got(left, "a"))
-    assert contents == sorted(contents, key=lambda each: each == b"onetwothree")
-    assert set(contents) == {b"before", b"onetwothree"}
 
 
 def test_its_bytes_are_on_disk_before_its_name(tmp_path: Path) -> None:

@@ -18,14 +18,13 @@ from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.partial_copy import FragmentPartialCopy, PartialCopies
 from holdfast.checkpoint.state_transfer import FetchReport
 from holdfast.simulation.drifting_trainer import small_layout
-from tests.background import background
 from tests.checkpoint.test_shared_state import content
 from tests.checkpoint.test_state_transfer import (
     BLOCK_BYTES,
     BLOCK_COUNT,
     STATE_BYTES,
     Faults,
-    World,
+    a_world,
     make_state,
     trained,
 )
@@ -155,8 +154,7 @@ async def fetch(folder: Path, *, frames: int, valid: bool = False) -> FetchRepor
     """A process that copies with what is on disk; None: its donor gave no more, and it ends."""
     source, target = trained(), trained(seed=9) if valid else make_state()
     report = None
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         world.joiner = joiner = Joiner(
             target, world.hub, world.network, partial_copies=PartialCopies(folder, after_s=0.0)
         )

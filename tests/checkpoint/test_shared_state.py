@@ -314,18 +314,6 @@ def test_the_last_release_frees_the_copy() -> None:
     assert not state.pin(0, 0, "a")
 
 
-def test_several_versions_are_pinned_side_by_side() -> None:
-    state = founded(SMALL)
-    kept = {}
-    for version in range(3):
-        assert state.pin(0, version, "a")
-        kept[version] = content(state)
-        advance(state)
-    assert {version: served(state, version) for version in range(3)} == kept
-    state.release_receiver("a")
-    assert pinned(state, 0) == ()
-
-
 def test_a_version_may_be_pinned_before_it_comes() -> None:
     state = founded(SMALL)
     assert state.pin(0, 1, "a")
@@ -418,29 +406,6 @@ def test_a_transfer_that_was_given_up_half_way_leaves_nothing_to_the_trainer() -
     incoming.abandon()
     with pytest.raises(NotWholeError):
         read(target)
-
-
-def test_only_blocks_that_differ_are_asked_for() -> None:
-    source, target = founded(SIZE), founded(SIZE)
-    advance(source)
-    advance(target)
-    target._fragments[0].parts.values[BLOCK_ELEMENTS] += 1  # damaged after it was digested
-    target._fragments[0].parts.counters[0] += 1
-    assert target.heads() == source.heads()
-    assert receive(target, source) == [1, 5]
-    assert content(target) == content(source)
-
-
-def test_equal_bytes_of_another_version_cost_nothing() -> None:
-    source, target = founded(SMALL), founded(SMALL)
-    for _ in range(2):
-        head = source.head(0)
-        assert head is not None
-        nothing = step(np.zeros(7, np.float32))
-        source.apply(0, head.version + 1, source.counters(0).copy(), nothing)
-    assert receive(target, source) == []
-    assert target.heads() == source.heads()
-    assert target.arena.version(0) == 2
 
 
 def test_while_it_is_received_a_fragment_has_no_head() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -249,6 +249,9 @@ class World:
         await self.nursery.start(donor.run)
         return peer
 
+    async def add_donors(self, state: SharedState, *faults: Faults) -> list[str]:
+        return [await self.add_donor(number, state, each) for number, each in enumerate(faults, 1)]
+
     def lose(self, peer: str) -> None:
         self.hub.links[peer].reason = "it broke"
         self.hub.links[peer].lost.set()
@@ -257,14 +260,19 @@ class World:
         return await self.joiner.fetch(SyncFragment(head, tuple(self.hub.links)))
 
 
+@asynccontextmanager
+async def a_world(target: SharedState | None = None, seed: int = 0) -> AsyncIterator[World]:
+    async with background() as nursery:
+        yield World(nursery, make_state() if target is None else target, seed)
+
+
 # ---------------------------------------------------------------- the good way
 
 
 async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
     source, target = trained(), make_state()
     seen: list[tuple[int, int]] = []
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
         report = await world.joiner.fetch(
@@ -276,15 +284,14 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
         range(BLOCK_COUNT)
     )
     assert all(len(served) > 5 for served in world.served.values())
-    assert report == FetchReport(source.heads()[0], STATE_BYTES, tuple(peers), ())
+    assert report == FetchReport(STATE_BYTES, tuple(peers), ())
     assert [blocks for blocks, _bytes in seen] == list(range(BLOCK_COUNT + 1))
     assert [seen[0][1], seen[-1][1]] == [0, STATE_BYTES]
 
 
 async def test_a_fast_donor_gives_more_and_a_slow_one_holds_nobody_up() -> None:
     target = make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         slow = await world.add_donor(1, trained(), Faults(delay_s=15))
         fast = await world.add_donor(2, trained(), Faults(delay_s=0.01))
         started_s = trio.current_time()
@@ -300,8 +307,7 @@ async def asked_for(shared_donor: bool) -> list[int]:
     for fragment in (0, 1):
         values = rng.standard_normal(SIZE.value_count, dtype=np.float32)
         source.load_initial(fragment, values, rng.integers(1, 9, 9))
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         donors = [await world.add_donor(number, source) for number in (1, 2)]
         async with trio.open_nursery() as fetches:
             for head in source.heads():
@@ -334,8 +340,7 @@ async def test_a_long_way_is_filled_with_requests() -> None:
 
 async def test_a_state_that_is_equal_costs_no_byte_and_no_message() -> None:
     target = trained()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         await world.add_donor(1, trained())
         report = await world.fetch(target.heads()[0])
     assert (report.received_bytes, report.donors, world.requests) == (0, (), [])
@@ -347,9 +352,8 @@ async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
     """Into an empty fragment, and in the place of what the run has given up."""
     target, saved = trained(3) if newer else make_state(), trained()
     (head,) = saved.heads()
-    async with trio.open_nursery() as nursery:
-        world = World(nursery, target)
-        lies_there = saved.parts(0), saved.index(0, head.version)
+    async with a_world(target) as world:
+        lies_there = saved._fragments[0].parts, saved.index(0, head.version)
         world.joiner.on_disk = {head: lies_there}.get
         report = await world.joiner.fetch(SyncFragment(head, ()))
     assert (report.received_bytes, target.heads()) == (0, (head,))
@@ -359,8 +363,7 @@ async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
 async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
     target = trained(3)
     before = content(target)
-    async with trio.open_nursery() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         with pytest.raises(FetchFailedError):
             await world.joiner.fetch(SyncFragment(trained().heads()[0], ()))
     assert (content(target), target.heads()) == (before, trained(3).heads())
@@ -369,13 +372,9 @@ async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
     source.apply(0, 3, source.counters(0).copy(), lambda v, m: None)
-    async with background() as nursery:
-        world = World(nursery, target)
-        await world.add_donor(1, source)
-        report = await world.fetch(source.heads()[0])
+    report, world, _ = await fetch_with(target, Faults(), source=source)
     assert report.received_bytes == 0
     assert [type(message) for _, message in world.requests] == [IndexRequest]
-    assert target.heads() == source.heads()
 
 
 @pytest.mark.fault("a copy of the state differs")
@@ -388,14 +387,9 @@ async def test_only_blocks_that_differ_travel(told_by_its_head: bool) -> None:
     parts.values[[5, 100]] += 1
     parts.momentum[-1] += 1
     parts.counters[-1] += 1
-    async with background() as nursery:
-        world = World(nursery, target)
-        peer = await world.add_donor(1, source)
-        report = await world.fetch(source.heads()[0])
+    report, world, (peer,) = await fetch_with(target, Faults(), source=source)
     assert sorted(world.served[peer]) == [0, 6, 49, 51]
     assert report.received_bytes == 64 + 64 + 4 + 8
-    assert content(target) == content(source)
-    assert target.heads() == source.heads()
 
 
 async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
@@ -403,8 +397,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
     donors = [trained(), trained()]
     head, before = donors[0].heads()[0], content(donors[0])
     rng = np.random.default_rng(1)
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         for number, state in enumerate(donors, 1):
             assert state.pin(0, 2, JOINER)
             await world.add_donor(number, state, Faults(delay_s=1))
@@ -415,7 +408,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
                     advance(state, rng)
                 await trio.sleep(0.7)
 
-        nursery.start_soon(train)
+        world.nursery.start_soon(train)
         report = await world.fetch(head)
     assert content(target) == before
     assert target.heads() == (head,)
@@ -426,8 +419,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
 async def test_a_donor_that_gets_to_the_version_a_little_later_is_asked_again() -> None:
     source, target = trained(), make_state()
     late = trained(rounds=1)
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         peer = await world.add_donor(1, late)
 
         async def catch_up() -> None:
@@ -439,7 +431,7 @@ async def test_a_donor_that_gets_to_the_version_a_little_later_is_asked_again() 
             assert make.heads() == late.heads()
             advance(late, rng)
 
-        nursery.start_soon(catch_up)
+        world.nursery.start_soon(catch_up)
         report = await world.fetch(source.heads()[0])
     assert report.donors == (peer,)
     assert content(target) == content(source)
@@ -449,14 +441,11 @@ async def test_a_donor_that_gets_to_the_version_a_little_later_is_asked_again() 
 
 
 async def fetch_with(
-    target: SharedState, *faults: Faults, seed: int = 0
+    target: SharedState, *faults: Faults, source: SharedState | None = None
 ) -> tuple[FetchReport, World, list[str]]:
-    source = trained()
-    async with background() as nursery:
-        world = World(nursery, target, seed)
-        peers = [
-            await world.add_donor(number, source, fault) for number, fault in enumerate(faults, 1)
-        ]
+    source = source or trained()
+    async with a_world(target) as world:
+        peers = await world.add_donors(source, *faults)
         report = await world.fetch(source.heads()[0])
     assert content(target) == content(source)
     assert target.heads() == source.heads()
@@ -467,11 +456,8 @@ async def fail_with(target: SharedState, *faults: Faults) -> tuple[FetchFailedEr
     """The error of a fetch that must fail, and the donors."""
     source = trained()
     before = target.heads(), content(target)
-    async with background() as nursery:
-        world = World(nursery, target)
-        peers = [
-            await world.add_donor(number, source, fault) for number, fault in enumerate(faults, 1)
-        ]
+    async with a_world(target) as world:
+        peers = await world.add_donors(source, *faults)
         with pytest.raises(FetchFailedError) as caught:
             await world.fetch(source.heads()[0])
     if before[0]:  # a valid fragment stays what it was
@@ -520,8 +506,7 @@ async def test_a_liar_alone_is_an_error_that_names_it() -> None:
 
 async def test_without_any_link_the_error_says_so() -> None:
     target = make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         peer = await world.add_donor(1, trained())
         world.lose(peer)
         with pytest.raises(FetchFailedError, match="no link") as caught:
@@ -567,8 +552,7 @@ async def test_when_all_donors_fail_so_does_the_fetch(then: str, valid: bool) ->
 
 async def test_a_donor_that_never_answers_is_given_up() -> None:
     target = make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         peer = await world.add_donor(1, trained())
 
         async def swallow(_message: Message) -> None:
@@ -584,8 +568,7 @@ async def test_a_donor_that_never_answers_is_given_up() -> None:
 
 async def test_a_donor_with_another_copy_refuses_rather_than_lies() -> None:
     source, target = trained(), make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         drifted = await world.add_donor(1, trained(seed=5))
         good = await world.add_donor(2, source)
         report = await world.fetch(source.heads()[0])
@@ -596,8 +579,7 @@ async def test_a_donor_with_another_copy_refuses_rather_than_lies() -> None:
 async def test_a_fetch_that_is_cancelled_leaves_a_valid_fragment_alone() -> None:
     target = trained(seed=3)
     before = target.heads(), content(target)
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         await world.add_donor(1, trained(), Faults(frames_max=20))
         with trio.move_on_after(5) as scope:
             await world.fetch(trained().heads()[0])
@@ -607,8 +589,7 @@ async def test_a_fetch_that_is_cancelled_leaves_a_valid_fragment_alone() -> None
 
 async def test_a_new_order_may_follow_a_cancelled_one_at_once() -> None:
     source, target = trained(), make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         await world.add_donor(1, source, Faults(delay_s=3))
         scope = trio.CancelScope()
 
@@ -616,7 +597,7 @@ async def test_a_new_order_may_follow_a_cancelled_one_at_once() -> None:
             with scope:
                 await world.fetch(source.heads()[0])
 
-        nursery.start_soon(first)
+        world.nursery.start_soon(first)
         await trio.sleep(4)
         scope.cancel()
         report = await world.fetch(source.heads()[0])
@@ -626,8 +607,7 @@ async def test_a_new_order_may_follow_a_cancelled_one_at_once() -> None:
 
 async def test_answers_and_frames_that_nobody_asked_for_change_nothing() -> None:
     source, target = trained(), make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         honest = await world.add_donor(1, source, Faults(delay_s=3))
         head = source.heads()[0]
         outsider = f"{77:032x}"
@@ -641,15 +621,14 @@ async def test_answers_and_frames_that_nobody_asked_for_change_nothing() -> None
                     world.joiner.receive(peer, BlocksRefused(1, 2, 1, "no"))
                 world.joiner.receive(outsider, BlocksRefused(0, 2, 1, "no"))
 
-        nursery.start_soon(interfere)
+        world.nursery.start_soon(interfere)
         report = await world.fetch(head)
-    assert report == FetchReport(head, STATE_BYTES, (honest,), ())
+    assert report == FetchReport(STATE_BYTES, (honest,), ())
 
 
 async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
     source, target = trained(), make_state()
-    async with background() as nursery:
-        world = World(nursery, target)
+    async with a_world(target) as world:
         peer = await world.add_donor(1, source)
         link = world.hub.links[peer]
         answer = link.carry
@@ -670,11 +649,9 @@ async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
 
 
 async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
-    async with background() as nursery:
-        world = World(nursery, make_state())
-        hub = cast(Any, FakeHub())
-        donor = Donor(trained(), hub, world.network)
-        await nursery.start(donor.run)
+    async with a_world() as world:
+        donor = Donor(trained(), cast(Any, FakeHub()), world.network)
+        await world.nursery.start(donor.run)
         for request in (
             IndexRequest(FragmentHead(1, 0, b"")),
             BlocksRequest(1, 2, 1, (0,)),
@@ -690,8 +667,7 @@ async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
 
 async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> None:
     sent: list[int] = []
-    async with background() as nursery:
-        world = World(nursery, make_state())
+    async with a_world() as world:
         hub = cast(Any, FakeHub())
 
         async def hear(_message: Message) -> None:
@@ -710,7 +686,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
         hub.links[JOINER] = old
         donor = Donor(trained(), hub, world.network)
         donor.receive(JOINER, BlocksRequest(0, 2, 1, tuple(range(20))))
-        await nursery.start(donor.run)  # what came before is served now
+        await world.nursery.start(donor.run)  # what came before is served now
         await trio.sleep(0.5)
         old.lost.set()
         hub.links[JOINER] = FakeLink(JOINER, hear, frames)
@@ -723,8 +699,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
 async def test_a_version_that_is_gone_is_refused_once() -> None:
     state = trained()
     said: list[Message] = []
-    async with background() as nursery:
-        world = World(nursery, make_state())
+    async with a_world() as world:
         hub = cast(Any, FakeHub())
 
         async def hear(message: Message) -> None:
@@ -735,7 +710,7 @@ async def test_a_version_that_is_gone_is_refused_once() -> None:
 
         hub.links[JOINER] = FakeLink(JOINER, hear, no_frames)
         donor = Donor(state, hub, world.network)
-        await nursery.start(donor.run)
+        await world.nursery.start(donor.run)
         donor.receive(JOINER, BlocksRequest(0, 1, 5, tuple(range(20))))
         donor.receive(JOINER, IndexRequest(FragmentHead(0, 1, bytes(32))))
         await trio.sleep(1)
@@ -793,12 +768,8 @@ def test_the_same_state_or_an_error_that_names_the_liars(
     before = target.heads(), content(target)
 
     async def main() -> None:
-        async with background() as nursery:
-            world = World(nursery, target, seed)
-            peers = [
-                await world.add_donor(number, source, faults)
-                for number, faults in enumerate(donors, 1)
-            ]
+        async with a_world(target, seed) as world:
+            peers = await world.add_donors(source, *donors)
             liars = {peer for peer, faults in zip(peers, donors, strict=True) if faults.lies}
             with trio.fail_after(600):
                 outcome = await outcome_of(world, source.heads()[0])
@@ -846,12 +817,10 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
         target = make_state()
         if number == len(lives):
             event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
-        async with background() as nursery:
-            world = World(nursery, target, seed + number)
+        async with a_world(target, seed + number) as world:
             partial_copies = PartialCopies(folder / "partial", after_s=0.0)
             world.joiner = Joiner(target, world.hub, world.network, partial_copies=partial_copies)
-            for peer, faults in enumerate(donors, 1):
-                await world.add_donor(peer, source, faults)
+            await world.add_donors(source, *donors)
             with trio.move_on_after(seconds):
                 outcome = await outcome_of(world, source.heads()[0])
                 if isinstance(outcome, FetchReport):

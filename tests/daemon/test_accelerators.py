@@ -9,7 +9,7 @@ from holdfast.daemon.peer.trainer.accelerators import (
     VISIBLE_VARIABLE,
     Gpu,
     Gpus,
-    filled,
+    GpuWatch,
     look,
 )
 
@@ -39,6 +39,8 @@ def test_a_gpu_that_is_gone_has_failed() -> None:
 
 
 def test_the_number_is_filled_in() -> None:
-    gpus = Gpus((Gpu("0"), Gpu("1", "lost"), Gpu("2")))
+    watch = GpuWatch(1, lambda _text: None)
+    watch._gpus = Gpus((Gpu("0"), Gpu("1", "lost"), Gpu("2")))
     command = ["torchrun", "--nproc-per-node", "{gpus}", "train.py", "--name=x{gpus}"]
-    assert filled(command, gpus) == ["torchrun", "--nproc-per-node", "2", "train.py", "--name=x2"]
+    told = ["torchrun", "--nproc-per-node", "2", "train.py", "--name=x2"]
+    assert watch.filled(command) == told

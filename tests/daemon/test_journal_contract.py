@@ -23,6 +23,7 @@ from holdfast.daemon.master.journal.postgres_journal import Database, PostgresJo
 from holdfast.daemon.master.journal.shared_journal import SharedOptions
 from holdfast.daemon.master.opened_run import MasterOptions
 from holdfast.daemon.master.standby import SharedMaster
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.state.journal import (
     RoundCommitted,
     RoundNumbered,
@@ -136,16 +137,21 @@ def test_invites_and_grants_survive(reopen: Reopen) -> None:
     journal = reopen()
     token, _ = journal.make_token(Role.CONTRIBUTOR, founder=True, uses=2, hours=1.0)
     other, _ = journal.make_token(Role.SPARE, founder=False, uses=1, hours=1.0, by_hand=True)
+    ids = {each["role"]: str(each["id"]) for each in journal.invites()}
     journal.redeem(token, PEER, "alder")
-    journal.admit(PEER, GrantRow(Role.SPARE, False, "alder"))
-    (invite_id,) = {each["id"] for each in journal.invites() if each["role"] == "spare"}
+    journal.redeem(token, PEER, "again")  # it keeps its grant, and uses nothing up
+    again = reopen()
+    assert again.grant(PEER) == GrantRow(Role.CONTRIBUTOR, True, "alder", ids["contributor"])
+    again.admit(PEER, GrantRow(Role.SPARE, False, "alder"))
     again = reopen()
     assert again.grant(PEER) == GrantRow(Role.SPARE, False, "alder")
-    assert again.needs_approval(other)
+    assert again.valid(other).by_hand
     again.redeem(token, "b" * 32, "birch")
-    with pytest.raises(TokenError, match="used up"):
+    with pytest.raises(TokenError, match="used up") as raised:
         again.redeem(token, "c" * 32, "cedar")
-    assert again.withdraw(str(invite_id))
+    assert again.grant("c" * 32) is None
+    assert raised.value.exit_code == ExitCode.INVITE
+    assert again.withdraw(ids["spare"])
     with pytest.raises(TokenError, match="withdrawn"):
         reopen().redeem(other, "d" * 32, "dogwood")
 

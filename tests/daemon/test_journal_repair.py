@@ -42,12 +42,16 @@ RECORDS: list[JournalRecord] = [
 DAMAGES = 25
 
 
+def write_authority(state: Path) -> None:
+    (state / "authority").mkdir(parents=True)
+    for name in ("authority.key", "authority.pem"):
+        (state / "authority" / name).write_bytes(b"secret")
+
+
 def write(folder: Path, *, log: bool = True) -> Path:
     """Make the journal of a killed master, with half of it or nothing in the write-ahead log."""
     source = folder / "source"
-    (source / "authority").mkdir(parents=True)
-    for name in ("authority.key", "authority.pem"):
-        (source / "authority" / name).write_bytes(b"secret")
+    write_authority(source)
     store = JournalStore(source / "journal.sqlite")
     store._db.execute("pragma synchronous = off")  # for speed
     for record in RECORDS:
@@ -212,9 +216,7 @@ async def test_a_withdrawal_that_cannot_be_stored_is_refused_with_the_reason(
 
 def test_a_copy_of_a_live_journal_is_whole_and_can_be_repeated(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    (state / "authority").mkdir(parents=True)
-    for name in ("authority.key", "authority.pem"):
-        (state / "authority" / name).write_bytes(b"secret")
+    write_authority(state)
     live = JournalStore(state / "journal.sqlite")
     for record in RECORDS[:50]:
         live.append(record)

@@ -18,6 +18,7 @@ import trio.testing
 
 from holdfast.daemon.peer.trainer import supervisor as module
 from holdfast.daemon.peer.trainer.failures import Failure
+from holdfast.daemon.peer.trainer.output import PIPE_BYTES
 from holdfast.daemon.peer.trainer.supervisor import TrainerEnd, TrainerSupervisor
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import UserError
@@ -299,7 +300,7 @@ async def test_a_flood_is_taken_and_stopped_with_its_command(tmp_path: Path) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         await until_exists(tmp_path / "ready")
-        await until(lambda: counted >= 1_000_000)
+        await until(lambda: counted >= 100_000)
         pid = supervisor.pid
         await supervisor.stop()
     assert pid is not None
@@ -353,6 +354,7 @@ async def test_an_output_that_is_held_open_does_not_keep_the_daemon_alive(tmp_pa
     os.kill(pid, signal.SIGKILL)
 
 
+MORE_BYTES = 3 * PIPE_BYTES  # than a pipe takes
 BUSY_DAEMON = """
 import sys, time, trio
 from pathlib import Path
@@ -382,7 +384,9 @@ trio.run(main)
     "a thread of its own reads what the trainer prints",
 )
 async def test_a_trainer_prints_on_while_its_daemon_stalls(tmp_path: Path) -> None:
-    script = f"echo > {tmp_path}/ready; sleep 0.3; yes | head -c 30000000; echo > {tmp_path}/done"
+    script = (
+        f"echo > {tmp_path}/ready; sleep 0.3; yes | head -c {MORE_BYTES}; echo > {tmp_path}/done"
+    )
     paths = [str(tmp_path / name) for name in ("sock", "ready", "done")]
     with trio.fail_after(PATIENCE_S):
         await trio.run_process([sys.executable, "-c", BUSY_DAEMON, script, *paths])

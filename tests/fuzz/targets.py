@@ -33,7 +33,12 @@ from holdfast.checkpoint.checkpoints import (
     open_checkpoint,
 )
 from holdfast.checkpoint.partial_copy import FragmentPartialCopy
-from holdfast.checkpoint.tensor_file import TensorFileError, encode_header, read_array
+from holdfast.checkpoint.tensor_file import (
+    TensorFileError,
+    encode_header,
+    find_array,
+    read_bytes,
+)
 from holdfast.collectives.chunk_tracker import UnwantedFrameError
 from holdfast.collectives.codecs.codecs import expand, parse_codec
 from holdfast.collectives.contributor_sets import pack_set, unpack_set
@@ -364,7 +369,8 @@ def checkpoint(data: bytes) -> None:
             opened = open_checkpoint(shelf, "a")
             for name, entry in opened.header.entries.items():
                 with suppress(TensorFileError), shelf.reading("a") as file:
-                    read_array(file, opened.header, name, entry.dtype, sum(entry.shape))
+                    found = find_array(opened.header, name, entry.dtype, sum(entry.shape))
+                    read_bytes(file, opened.header, found, 0, found.stop - found.start)
 
 
 def _checkpoints() -> list[bytes]:

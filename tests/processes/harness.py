@@ -182,6 +182,37 @@ class Fleet(fleet.Fleet):
         goal = self.master()["committed"] + more
         return self.until(lambda s: s["committed"] >= goal, f"{more} more rounds")
 
+    def until_finished(self, *names: str) -> Status:
+        """Wait until the run is over, and these peers have gone home by themselves."""
+        status = self.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+        self.check_exits(*names)
+        return status
+
+    def end(self, *names: str) -> None:
+        """Ask processes to end, as Ctrl+C does; they do so in good order."""
+        for name in names:
+            self.nodes[name].signal(signal.SIGINT)
+        self.check_exits(*names)
+
+    def check_exits(self, *names: str) -> None:
+        assert {name: self.nodes[name].wait(WAIT_S) for name in names} == dict.fromkeys(names, 0)
+
+    def typed(self, *arguments: object, state: str = "master") -> subprocess.CompletedProcess[str]:
+        """Type a command at one of the daemons."""
+        return run_command(*arguments, state=self.folder / state)
+
+    def said(self, *arguments: object, state: str = "master") -> str:
+        """Type a command that ends well, and return what it says."""
+        done = self.typed(*arguments, state=state)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\x1b" not in done.stdout, "plain where it is no terminal"
+        return done.stdout
+
+    def check_equal(self, *names: str) -> None:
+        """Pause the run, and check that these peers hold the same last version."""
+        found = self.settle(*names)
+        assert len(set(found.values())) == 1, found
+
     def settle(self, *names: str) -> dict[str, str]:
         """Pause the run, wait until these peers hold its last version, and return their digests by
         name.

@@ -1,13 +1,12 @@
 """A trainer that counts what it trains on, in the model itself: the training script under leases.
 
-    holdfast join INVITE -- python leases_trainer.py --samples 10007 --row 2 --workers 2
+    holdfast join INVITE -- python leases_trainer.py --samples 2003 --row 2 --workers 2
 
 The model has a counter for each peer's row, epoch and sample. The run merges counters by their
 maximum, and a peer adds to its own row only, so after the run the sum over rows tells how often
 each sample is in committed work, also if two peers trained on it in the same round.
 ``--shard-steps`` leases shards (``run.shards``) of so many steps instead, and counts each when its
-last step is done. With ``--plain`` each peer draws its samples at random, without leases; with
-``--uncounted`` there are no counters, so that the data set may be of any size.
+last step is done.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset
 
 import holdfast
 from holdfast.client.hook import Run
@@ -29,10 +28,9 @@ from holdfast.client.hook import Run
 Step = Callable[[torch.Tensor, int | None], None]
 Count = Callable[[int, int], None]
 
-# Epochs that are counted: a run of three begins a fourth one while its last leases are trained.
-EPOCHS_MAX = 6
-ROWS = 8  # peers that count
-DRAWS_MAX = 100_000_000  # of a peer without leases; no benchmark draws so many
+# Epochs that are counted: a run of two begins a third one while its last leases are trained.
+EPOCHS_MAX = 3
+ROWS = 3  # peers that count
 
 
 class Numbers(Dataset[int]):
@@ -51,31 +49,26 @@ class Numbers(Dataset[int]):
 class Counting(nn.Module):
     """A small model, and how often each peer has trained it on each sample."""
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(1, width)
+        self.layer = nn.Linear(1, 1)
         self.register_buffer("seen", torch.zeros(ROWS, EPOCHS_MAX, length, dtype=torch.int64))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, default=10_007)
+    parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.0)
-    parser.add_argument("--compute-s", type=float, default=0.0, help="of the processor, a step")
     parser.add_argument("--shard-steps", type=int, default=0)
-    parser.add_argument("--row", type=int, default=0)
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--uncounted", action="store_true")
+    parser.add_argument("--row", type=int, required=True)
+    parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    counted = not (options.plain or options.uncounted)
-    model = Counting(options.samples if counted else 1, options.width)
+    model = Counting(options.samples)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = holdfast.attach(model, optimizer)
     seen = model.seen
@@ -86,43 +79,35 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        compute_until_s = time.thread_time() + options.compute_s
-        while time.thread_time() < compute_until_s:
-            pass
         time.sleep(options.step_s)
         run.step(loss=loss.item(), tokens=len(batch), samples=samples)
 
     def count(sample: int, epoch: int) -> None:
-        if counted and epoch < EPOCHS_MAX:
+        if epoch < EPOCHS_MAX:
             seen[options.row, epoch, sample] += 1
 
     if options.shard_steps:
         train_shards(run, options, step, count)
     else:
         train_samples(run, options, step, count)
-    if options.save is not None:
-        scratch = options.save.with_suffix(f".{os.getpid()}")
-        torch.save(seen.sum(0), scratch)
-        scratch.replace(options.save)
+    scratch = options.save.with_suffix(f".{os.getpid()}")
+    torch.save(seen.sum(0), scratch)
+    scratch.replace(options.save)
     run.close()
 
 
 def train_samples(run: Run, options: Namespace, step: Step, count: Count) -> None:
     data = Numbers(options.samples)
-    leased = None if options.plain else run.sampler(data)
-    endless = (
-        RandomSampler(data, replacement=True, num_samples=DRAWS_MAX) if options.plain else leased
-    )
-    loader = DataLoader(data, options.batch, sampler=endless, num_workers=options.workers)
+    sampler = run.sampler(data)
+    loader = DataLoader(data, options.batch, sampler=sampler, num_workers=options.workers)
     for batch in loader:
         if run.finished:
             break
-        if leased is not None:
-            expected = leased.untrained(len(batch))
-            assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
-            for sample, epoch in expected:
-                count(sample, epoch)
-        step(batch, None if leased is None else len(batch))
+        expected = sampler.untrained(len(batch))
+        assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
+        for sample, epoch in expected:
+            count(sample, epoch)
+        step(batch, len(batch))
 
 
 def train_shards(run: Run, options: Namespace, step: Step, count: Count) -> None:

@@ -58,7 +58,7 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
         curve = ["--losses", str(fleet.folder / f"{name}.{life}")]
         fleet.join(
             name,
-            *("--rank", str(rank), "--pause", "0.005", *curve),
+            *("--rank", str(rank), "--pause", "0.01", *curve),
             more=more,
             founder=founder,
             command=WITH_TORCH,
@@ -67,8 +67,7 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     for rank, name in enumerate(NAMES):
         join(name, rank, founder=name == "a")
     fleet.until(lambda s: contributing(s, *NAMES) and s["committed"] >= 5, "five rounds")
-    fleet.nodes["master"].process.kill()
-    fleet.nodes["master"].process.wait()
+    fleet.kill("master")
     for name in NAMES:
         fleet.kill(name)
     folders = {n: fleet.nodes[n].folder / "checkpoints" for n in "ab"} | {"c": apart}

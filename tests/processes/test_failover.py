@@ -124,7 +124,7 @@ def check_same(fleet: Fleet, before: Status, restarts: int = 0) -> None:
     )
     assert after["term"] > before["term"]
     assert [fleet.peer(name)["trainer_restarts"] for name in PEERS] == [restarts] * len(PEERS)
-    assert len(set(fleet.settle(*PEERS).values())) == 1
+    fleet.check_equal(*PEERS)
     fleet.act("resume", {})
 
 
@@ -146,8 +146,7 @@ def test_a_standby_leads_when_the_master_is_killed_and_another_one_after_it(
     fleet.until(led, "the page of the one that waits leads to the leader's")
 
     number = fleet.until_committed(2)["committed"]
-    fleet.nodes["m1"].process.kill()
-    fleet.nodes["m1"].wait()
+    fleet.kill("m1")
     end_lease(server)
     masters.lead("m2")
     check_same(fleet, before)
@@ -167,8 +166,7 @@ def test_a_standby_leads_when_the_master_is_killed_and_another_one_after_it(
     masters.start("m3", "--listen", third)
     before = fleet.master()
     fleet.until(lambda _: third in addresses_of_invites(fleet), "the leader knows of m3")
-    fleet.nodes["m2"].signal(signal.SIGINT)  # an upgrade: it leaves in good order
-    assert fleet.nodes["m2"].wait() == 0
+    fleet.end("m2")  # an upgrade: it leaves in good order
     masters.lead("m3")
     check_same(fleet, before)
 
@@ -234,8 +232,7 @@ def test_a_master_without_the_runs_key_says_so_and_leads_once_it_has_it(
     assert not key.exists(), "only a new run's first master makes one"
     key.write_text("another secret of many characters")
     wait_until_it_says(second, "same key file")
-    fleet.nodes["m1"].signal(signal.SIGINT)
-    assert fleet.nodes["m1"].wait() == 0
+    fleet.end("m1")
     key.write_bytes((fleet.folder / "run.key").read_bytes())
     masters.lead("m2")
 
@@ -264,8 +261,7 @@ def test_a_database_that_was_put_back_is_taken_over_by_hand(
     fleet.until_committed(2)
     last = server.query("select max(id) from holdfast_test.records")[0][0]
     before = fleet.until_committed(2)
-    fleet.nodes["m1"].signal(signal.SIGINT)
-    assert fleet.nodes["m1"].wait() == 0
+    fleet.end("m1")
     server.query(f"delete from holdfast_test.records where id > {last}")
     fleet.spawn(
         "m2",
@@ -287,8 +283,7 @@ def test_a_run_with_a_file_is_moved_into_the_database(fleet: Fleet, server: Post
     fleet.join("a", *PAUSE, founder=True)
     fleet.until(lambda s: s["committed"] >= 2, "rounds")
     before = fleet.master()
-    fleet.nodes["master"].signal(signal.SIGINT)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
 
     masters.start("master", "--listen", listen)
     masters.lead("master")
@@ -299,8 +294,7 @@ def test_a_run_with_a_file_is_moved_into_the_database(fleet: Fleet, server: Post
     assert not (state / "authority").exists()
     after = fleet.until(lambda s: s["committed"] > before["committed"] + 2, "rounds go on")
     assert after["run_id"] == before["run_id"]
-    fleet.nodes["master"].signal(signal.SIGINT)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
     again = fleet.spawn(
         "again", "master", "--state", str(fleet.folder / "master"), "--http", "127.0.0.1:0"
     )

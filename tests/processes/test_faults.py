@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,6 @@ from tests.processes.harness import (
 
 pytestmark = pytest.mark.slow
 
-PAUSE = ("--pause", "0.005")  # a step of the trainer takes no time; rounds are 50 ms then
-
 
 def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
     """Contributors a, b, c and the spare d, all in sync and at work."""
@@ -34,7 +31,6 @@ def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
             name,
             "--rank",
             str(rank),
-            *PAUSE,
             *scripts.get(name, ()),
             role="spare" if name == "d" else "contributor",
             founder=name == "a",
@@ -44,7 +40,6 @@ def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
     )
 
 
-@pytest.mark.new_interpreter
 @pytest.mark.fault("a contributor dies, at any phase of a round")
 def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
@@ -59,7 +54,7 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
     assert fleet.peer("d")["state_received_bytes"] == moved, "a promotion moves no state"
     fleet.until_committed(3)
 
-    fleet.join("b", "--rank", "1", *PAUSE)
+    fleet.join("b", "--rank", "1")
     status = fleet.until(lambda s: in_sync(s, "b"), "b is back")
     back = member(status, "b")
     assert identity is not None
@@ -67,23 +62,18 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
     assert back["peer"] == identity["peer"]
     assert role(status, "b") == "spare", "its place is taken"
     fleet.until_committed(3)
-    found = fleet.settle(*"abcd")
-    assert len(set(found.values())) == 1, found
+    fleet.check_equal(*"abcd")
     fleet.act("resume", {})
 
     # Ctrl+C, one after the other: each leaves in good order, with its trainer, and nobody minds.
     trainers = {name: fleet.peer(name)["command_pid"] for name in "abcd"}
-    fleet.nodes["c"].signal(signal.SIGINT)
-    assert fleet.nodes["c"].wait() == 0
+    fleet.end("c")
     assert not alive(trainers["c"])
     fleet.until(lambda s: role(s, "b") == "contributor", "the spare takes the place of who left")
     fleet.until_committed(2)
-    for name in "abd":
-        fleet.nodes[name].signal(signal.SIGINT)
-    assert [fleet.nodes[name].wait() for name in "abd"] == [0, 0, 0]
+    fleet.end(*"abd")
     assert not [name for name in "abd" if alive(trainers[name])]
-    fleet.nodes["master"].signal(signal.SIGINT)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
     for name in fleet.nodes:
         assert "Traceback" not in fleet.nodes[name].log, name
 
@@ -108,16 +98,14 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     roles = {name: role(fleet.master(), name) for name in "abcd"}
     committed = fleet.master()["committed"]
     term = fleet.master()["term"]
-    fleet.nodes["master"].process.kill()
-    assert fleet.nodes["master"].wait() == -signal.SIGKILL
+    fleet.kill("master")
     fleet.restart_master()
     status = fleet.until(
         lambda s: s["committed"] > committed + 3 and in_sync(s, *"abcd"), "rounds go on"
     )
     assert {name: role(status, name) for name in "abcd"} == roles
     assert status["term"] == term + 1
-    found = fleet.settle(*"abcd")
-    assert len(set(found.values())) == 1, found
+    fleet.check_equal(*"abcd")
     assert {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"} == before
     assert all(os.getpgid(fleet.nodes[name].process.pid) for name in "abcd"), "none was restarted"
 
@@ -129,7 +117,7 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     standby = ("--also", second)
     fleet.start_master(spec(contributors=2, min_members=2), more=standby)
     for rank, name in enumerate("ab"):
-        fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")
+        fleet.join(name, "--rank", str(rank), founder=name == "a")
     fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
     copy = fleet.folder / "standby"
     backup = fleet.spawn("backup", "backup", str(copy), "--state", str(fleet.folder / "master"))
@@ -158,5 +146,4 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     assert old.wait() == ExitCode.SUPERSEDED, old.log
     assert "another master has taken this run over" in old.log
     fleet.until_committed(2)
-    found = fleet.settle(*"ab")
-    assert len(set(found.values())) == 1, found
+    fleet.check_equal(*"ab")

@@ -143,7 +143,7 @@ def finish(fleet: Fleet) -> tuple[Status, list[int]]:
     """
     fleet.act("resume", {"rounds": fleet.master()["committed"] + 4})
     peers = [name for name in fleet.nodes if name != "master"]
-    assert [fleet.nodes[name].wait(WAIT_S) for name in peers] == [0] * len(peers)
+    fleet.check_exits(*peers)
     logs = [fleet.nodes[name].log for name in peers]
     steps = [int(step) for log in logs for step in re.findall(r"ended at step (\d+)", log)]
     assert len(steps) == len(peers)

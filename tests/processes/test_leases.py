@@ -10,24 +10,40 @@ import pytest
 import torch
 
 from tests.processes import leases_trainer
-from tests.processes.harness import WAIT_S, Fleet, contributing, spec, spent_positions
-from tests.processes.test_life_of_a_run import typed
+from tests.processes.harness import (
+    Fleet,
+    contributing,
+    in_sync,
+    spec,
+    spent_positions,
+)
 
 pytestmark = pytest.mark.slow
 
-SAMPLES, SHARDS = 5_003, 61
+SAMPLES, SHARDS = 2_003, 31
 EPOCHS = 2
 PEERS = ("alder", "birch", "cedar")  # each with counters of its own
 SCRIPT = (sys.executable, str(Path(leases_trainer.__file__)))
 
 
-def leased_spec(epochs: int = EPOCHS, **keys: object) -> str:
-    return spec(sync_every=5, **keys) + f"[data]\nepochs = {epochs}\n"  # type: ignore[arg-type]
+def leased_spec(epochs: int = EPOCHS) -> str:
+    return spec(sync_every=5) + f"[data]\nepochs = {epochs}\n"
 
 
 def start(fleet: Fleet, name: str, *script: str) -> None:
     own = ("--row", str(PEERS.index(name)), "--save", f"{name}.pt")
     fleet.join(name, *script, *own, founder=name == PEERS[0], command=SCRIPT)
+
+
+def join_a_live_run(fleet: Fleet, name: str, *script: str) -> None:
+    """Start a peer while the run is paused: so few samples would be used up before it trains."""
+    fleet.act("pause", {})
+    start(fleet, name, *script)
+    fleet.until(
+        lambda s: in_sync(s, name) and fleet.peer(name)["trainer_pid"], f"{name} could train"
+    )
+    fleet.act("resume", {})
+    fleet.until(lambda s: contributing(s, name), f"{name} contributes")
 
 
 def counts(path: Path, epoch: int) -> Counter[int]:
@@ -52,28 +68,24 @@ def spent(fleet: Fleet, length: int) -> dict[int, Counter[int]]:
 def test_every_sample_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
     fleet.start_master(leased_spec(epochs=1))
 
-    def join(name: str, *more: str) -> None:
-        start(fleet, name, "--samples", str(SAMPLES), "--step-s", "0.05", *more)
-
+    steps = ("--samples", str(SAMPLES), "--batch", "8", "--step-s", "0.05")
     for name in ("alder", "birch"):
-        join(name)
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the first epoch")
-    refused = typed(fleet, "resume")
+        start(fleet, name, *steps)
+    fleet.until_finished("alder", "birch")
+    refused = fleet.typed("resume")
     assert "the only epoch is committed" in refused.stderr
     assert "`holdfast resume --epochs N` lets it go on to epoch N" in refused.stderr
-    resumed = typed(fleet, "resume", "--epochs", str(EPOCHS))
+    resumed = fleet.typed("resume", "--epochs", str(EPOCHS))
     assert f"the run goes on to epoch {EPOCHS}\n" in resumed.stdout
 
-    join("alder")
-    join("birch", "--workers", "1")
+    start(fleet, "alder", *steps)
+    start(fleet, "birch", *steps, "--workers", "1")
     fleet.until(lambda s: contributing(s, "alder", "birch"), "both contribute")
-    join("cedar")
-    fleet.until(lambda s: contributing(s, "cedar"), "cedar contributes")
+    join_a_live_run(fleet, "cedar", *steps)
     fleet.kill("birch")
     fleet.until_committed(2)
-    join("birch")
-    fleet.until(lambda s: contributing(s, "birch"), "birch is back")
-    assert [fleet.nodes[name].wait(WAIT_S) for name in PEERS] == [0, 0, 0]
+    join_a_live_run(fleet, "birch", *steps)
+    fleet.check_exits(*PEERS)
     for name in PEERS:
         for epoch in range(EPOCHS):
             assert counts(fleet.folder / f"{name}.pt", epoch) == {1: SAMPLES}, (name, epoch)
@@ -88,21 +100,17 @@ def test_every_sample_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
 )
 def test_every_shard_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
     fleet.start_master(leased_spec())
-
-    def join(name: str) -> None:
-        steps = ("--shard-steps", "7", "--batch", "2")  # of a round of five: shards end anywhere
-        start(fleet, name, "--samples", str(SHARDS), "--step-s", "0.05", *steps)
-
+    # Seven steps a shard, five a round: shards end anywhere.
+    steps = ("--samples", str(SHARDS), "--step-s", "0.05", "--batch", "2", "--shard-steps", "7")
     for name in PEERS:
-        join(name)
+        start(fleet, name, *steps)
     fleet.until(lambda s: contributing(s, *PEERS), "all contribute")
     fleet.until_committed(2)
     fleet.kill("birch")
     fleet.until_committed(2)
-    join("birch")
-    fleet.until(lambda s: contributing(s, "birch"), "birch is back")
+    join_a_live_run(fleet, "birch", *steps)
     assert fleet.master()["headline"]["epoch"] in (0, 1)
-    assert [fleet.nodes[name].wait(WAIT_S) for name in PEERS] == [0, 0, 0]
+    fleet.check_exits(*PEERS)
     every = [
         counts(fleet.folder / f"{name}.pt", epoch) for name in PEERS for epoch in range(EPOCHS)
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from functools import partial
 
 from holdfast.daemon.process.exit_codes import ExitCode
@@ -23,16 +22,10 @@ from tests.processes.harness import (
 )
 
 
-def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.CompletedProcess[str]:
-    """Type a command at one of the daemons."""
-    return run_command(*arguments, state=fleet.folder / state)
-
-
 def train_to_the_end(fleet: Fleet, pause_s: float = 0.0) -> None:
     for name in ("alder", "birch"):
         fleet.join(name, "--pause", str(pause_s), founder=True)
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "all of its rounds")
-    assert [fleet.nodes[name].wait() for name in ("alder", "birch")] == [0, 0]
+    fleet.until_finished("alder", "birch")
 
 
 def since_restart(fleet: Fleet) -> str:
@@ -56,27 +49,26 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     done = run_command(*exported[0].split()[1:], cwd=fleet.folder)
     assert (done.returncode, (fleet.folder / "model.safetensors").exists()) == (0, True), done
     assert not [e for e in fleet.master()["events"] if "lost its trainer" in e["text"]]
-    shown = typed(fleet, "status").stdout
+    shown = fleet.typed("status").stdout
     assert "all 3 rounds are committed; `holdfast resume --rounds N` goes on" in shown
 
-    refused = typed(fleet, "resume")
+    refused = fleet.typed("resume")
     assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
     assert "the run is finished" in refused.stderr
-    fewer = typed(fleet, "resume", "--rounds", "2")
+    fewer = fleet.typed("resume", "--rounds", "2")
     assert (fewer.returncode, "3 rounds are committed already" in fewer.stderr) == (2, True)
-    resumed = typed(fleet, "resume", "--rounds", "5")
+    resumed = fleet.typed("resume", "--rounds", "5")
     assert resumed.returncode == 0
     assert "the run goes on to round 5" in resumed.stdout
     assert "start each again with its `holdfast join` command" in resumed.stdout
-    assert typed(fleet, "resume").stdout == "the run was not paused\n"
+    assert fleet.typed("resume").stdout == "the run was not paused\n"
     train_to_the_end(fleet)
     assert fleet.master()["committed"] == 5
     assert fleet.nodes["master"].log.count("run test is finished: all ") == 2
 
     # The run.toml still has 3 rounds: the master says what it reads there, and that there is no
     # more to do.
-    fleet.nodes["master"].signal(signal.SIGTERM)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
     fleet.restart_master()
     fleet.until(lambda s: s["state"] == "finished", "what it knows")
     log = since_restart(fleet)
@@ -96,8 +88,7 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     # Raised in the file, as the docs say.
     path = fleet.folder / "run.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 7"))
-    fleet.nodes["master"].signal(signal.SIGTERM)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
     fleet.restart_master()
     train_to_the_end(fleet)
     assert fleet.master()["committed"] == 7
@@ -108,13 +99,12 @@ def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -
     for name in ("alder", "birch"):
         fleet.join(name, founder=True)
     fleet.until_committed(2)
-    assert typed(fleet, "resume", "--rounds", "100000").returncode == 0
-    early = typed(fleet, "finish").stdout
+    assert fleet.typed("resume", "--rounds", "100000").returncode == 0
+    early = fleet.typed("finish").stdout
     said = re.match(r"the run ends with its round (\d+)\nwrite rounds = \1 into run.toml", early)
     assert said is not None, early
     goal = said[1]
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the new number")
-    assert [fleet.nodes[name].wait() for name in ("alder", "birch")] == [0, 0]
+    fleet.until_finished("alder", "birch")
     for name in ("alder", "birch"):
         assert f"the run is finished: all {goal} rounds are committed" in fleet.nodes[name].log
 
@@ -154,13 +144,12 @@ def test_a_killed_master_leaves_a_row_for_the_round_that_was_open(fleet: Fleet) 
         fleet.join(name, "--pause", "0.3", founder=True)
     fleet.until_committed(2)
     trainer = freeze_a_trainer_in_an_open_round(fleet, "birch")
-    fleet.nodes["master"].process.kill()
-    fleet.nodes["master"].wait()
+    fleet.kill("master")
     os.kill(trainer, signal.SIGCONT)
     fleet.restart_master()
     status = fleet.until_committed(1)
     assert status["aborted"] == 1, "a restart does not forget it"
-    rows = [line.split() for line in typed(fleet, "rounds").stdout.splitlines()[1:]]
+    rows = [line.split() for line in fleet.typed("rounds").stdout.splitlines()[1:]]
     numbers = [int(row[0]) for row in rows]
     assert numbers == list(range(numbers[0], 0, -1)), "no round is missing"
     aborted = [" ".join(row) for row in rows if "aborted" in row]
@@ -170,8 +159,7 @@ def test_a_killed_master_leaves_a_row_for_the_round_that_was_open(fleet: Fleet) 
 
 def again(fleet: Fleet, term: int) -> None:
     """Stop the master, and start it in its next term."""
-    fleet.nodes["master"].signal(signal.SIGTERM)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
     fleet.restart_master()
     fleet.until(lambda s: s["term"] == term, "its start")
 
@@ -186,14 +174,14 @@ def test_a_master_prints_no_second_invite_while_one_is_usable(fleet: Fleet) -> N
     assert untrue("\n".join(invites), since_restart(fleet)) == []
     made = re.findall(r"^invite (\w{8}), printed earlier, admits 8 ", since_restart(fleet), re.M)
     assert len(made) == 1
-    assert typed(fleet, "invite", "--withdraw", made[0]).returncode == 0
+    assert fleet.typed("invite", "--withdraw", made[0]).returncode == 0
     again(fleet, 4)
     invited = lambda _: fleet.nodes["master"].log.count("holdfast join holdfast1.") == 2  # noqa: E731
     fleet.until(invited, "a second invite")
-    shown = typed(fleet, "invite", "--uses", "3")
+    shown = fleet.typed("invite", "--uses", "3")
     named = re.match(r"invite (\w{8}): admits 3 machines for 24 hours\n", shown.stderr)
     assert named is not None
-    assert typed(fleet, "invite", "--withdraw", named[1]).stdout == f"withdrew {named[1]}\n"
+    assert fleet.typed("invite", "--withdraw", named[1]).stdout == f"withdrew {named[1]}\n"
 
 
 def test_no_state_is_taken_for_another_runs_or_another_daemons(fleet: Fleet) -> None:
@@ -238,7 +226,7 @@ def test_no_state_is_taken_for_another_runs_or_another_daemons(fleet: Fleet) -> 
     assert (status, "has the run 'test'" in log) == (ExitCode.CONFIG, True), "no silent new name"
 
     invite = fleet.act("invite", {"role": "contributor", "uses": 9, "hours": 1})["invite"]
-    as_peer = typed(fleet, "join", str(invite))
+    as_peer = fleet.typed("join", str(invite))
     assert as_peer.returncode == ExitCode.CONFIG
     assert "is the state of a master, not of a peer" in as_peer.stderr
     (fleet.folder / "peer").mkdir()
@@ -254,12 +242,12 @@ def test_commands_that_find_nobody_say_so(fleet: Fleet) -> None:
     fleet.nodes["alder"].signal(signal.SIGTERM)
     fleet.nodes["alder"].wait()
     fleet.until(lambda s: not s["members"], "it left")
-    assert typed(fleet, "pause").stdout.startswith("paused; ")
-    assert typed(fleet, "pause").stdout.startswith("the run was paused already; ")
-    assert typed(fleet, "resume").stdout == "resumed\n"
-    assert typed(fleet, "finish").stdout.startswith("the run ends with its round ")
+    assert fleet.typed("pause").stdout.startswith("paused; ")
+    assert fleet.typed("pause").stdout.startswith("the run was paused already; ")
+    assert fleet.typed("resume").stdout == "resumed\n"
+    assert fleet.typed("finish").stdout.startswith("the run ends with its round ")
     fleet.until(lambda s: s["state"] == "finished", "at once, since nobody can make another round")
-    assert "the run is finished: " in typed(fleet, "finish").stderr
+    assert "the run is finished: " in fleet.typed("finish").stderr
 
 
 def test_a_demo_whose_terminal_closes_leaves_no_process(fleet: Fleet) -> None:

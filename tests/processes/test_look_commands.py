@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from holdfast.protocol.network.socket_options import UNPACED
-from tests.processes.harness import HOLDFAST, Fleet, environment, run_command, spec
+from tests.processes.harness import HOLDFAST, Fleet, environment, spec
 
 NAME = "train.example.org"  # that the master's owner has given it
 
@@ -29,13 +29,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def said(fleet: Fleet, *arguments: str, at: str = "master") -> str:
-    done = run_command(*arguments, state=fleet.folder / at)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout, "plain where it is no terminal"
-    return done.stdout
-
-
 def test_a_daemon_is_read_under_its_own_names_only(fleet: Fleet) -> None:
     for node, host, status in (
         ("master", NAME, 200),
@@ -49,41 +42,41 @@ def test_a_daemon_is_read_under_its_own_names_only(fleet: Fleet) -> None:
 
 
 def test_members_are_listed(fleet: Fleet) -> None:
-    heading, *rows = said(fleet, "peers").splitlines()
+    heading, *rows = fleet.said("peers").splitlines()
     assert heading.split()[:4] == ["#", "peer", "name", "role"]
     by_name = {row.split()[2]: row for row in rows}
     assert sorted(by_name) == ["alder", "birch"]
     assert "waiting for its trainer" in by_name["birch"]
-    told = json.loads(said(fleet, "peers", "--json"))["peers"]
+    told = json.loads(fleet.said("peers", "--json"))["peers"]
     assert {row["name"]: row["in_sync"] for row in told}["alder"] is True
-    assert said(fleet, "peers", "--gone") == "no peer has left\n"
+    assert fleet.said("peers", "--gone") == "no peer has left\n"
 
 
 def test_rounds_are_listed_the_newest_first(fleet: Fleet) -> None:
-    told = json.loads(said(fleet, "rounds", "--limit", "2", "--json"))["rounds"]
+    told = json.loads(fleet.said("rounds", "--limit", "2", "--json"))["rounds"]
     assert [row["outcome"] for row in told] == ["committed", "committed"]
     assert told[0]["round"] == told[1]["round"] + 1
     assert told[0]["names"] == ["alder"]
     assert abs(told[0]["at"] - time.time()) < 60
-    assert "committed" in said(fleet, "rounds").splitlines()[1]
+    assert "committed" in fleet.said("rounds").splitlines()[1]
 
 
 def test_events_are_filtered(fleet: Fleet) -> None:
-    everything = json.loads(said(fleet, "events", "--json"))["events"]
-    joins = json.loads(said(fleet, "events", "--kind", "join", "--json"))["events"]
+    everything = json.loads(fleet.said("events", "--json"))["events"]
+    joins = json.loads(fleet.said("events", "--kind", "join", "--json"))["events"]
     assert [row["text"] for row in joins] == [
         row["text"] for row in everything if row["kind"] == "join"
     ]
     assert {row["name"] for row in joins} == {"alder", "birch"}
-    only = said(fleet, "events", "--kind", "join", "--peer", "birch", "--text", "JOIN")
+    only = fleet.said("events", "--kind", "join", "--peer", "birch", "--text", "JOIN")
     assert "birch" in only
     assert "alder" not in only
-    assert len(said(fleet, "events", "--limit", "1").splitlines()) == 1
-    assert said(fleet, "events", "--text", "no such text") == ""
+    assert len(fleet.said("events", "--limit", "1").splitlines()) == 1
+    assert fleet.said("events", "--text", "no such text") == ""
 
 
 def test_a_peers_status_tells_how_its_links_do(fleet: Fleet) -> None:
-    told = json.loads(said(fleet, "status", "--json", at="alder"))
+    told = json.loads(fleet.said("status", "--json", state="alder"))
     (link,) = told["links"]
     assert link["lanes"] >= 1
     assert 0 < link["sent_bytes"] <= told["bulk_sent_bytes"]
@@ -91,7 +84,7 @@ def test_a_peers_status_tells_how_its_links_do(fleet: Fleet) -> None:
     # Over a path as short as this machine's BBR is not asked for.
     assert {*link["congestion"]} <= {told["congestion"]["used"], *UNPACED}
     assert told["congestion"]["wanted"] == "bbr"
-    lines = said(fleet, "status", at="alder").splitlines()
+    lines = fleet.said("status", state="alder").splitlines()
     (row,) = (after for head, after in pairwise(lines) if head.startswith("linked to  connections"))
     assert row.split()[0] == "birch"
     assert row.split()[-1] == "%"
@@ -108,8 +101,7 @@ def test_events_are_followed_over_a_restart_of_the_master(fleet: Fleet) -> None:
     try:
         assert followed.stdout is not None
         assert any("supplied the initial weights" in line for line in followed.stdout)
-        fleet.nodes["master"].process.kill()
-        fleet.nodes["master"].wait()
+        fleet.kill("master")
         fleet.restart_master()
         fleet.until(lambda s: s["counts"]["live"] == 2, "both are back")
         fleet.act("pause", {})
@@ -124,4 +116,4 @@ def test_events_are_followed_over_a_restart_of_the_master(fleet: Fleet) -> None:
 
 def test_the_status_says_that_all_copies_are_equal(fleet: Fleet) -> None:
     fleet.until(lambda s: s["copies"]["equal"] == 2, "both have reported")
-    assert "all 2 copies equal at version" in said(fleet, "status")
+    assert "all 2 copies equal at version" in fleet.said("status")

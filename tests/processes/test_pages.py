@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -114,8 +113,7 @@ def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
     assert contributing(committed, "alder", "birch")
 
     for name in ("alder", "birch"):
-        fleet.nodes[name].signal(signal.SIGINT)
-        assert fleet.nodes[name].wait() == 0
+        fleet.end(name)
     shell.run(export)
     tensors = load_file(fleet.folder / "model.safetensors")
     assert tensors

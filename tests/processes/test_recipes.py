@@ -65,7 +65,7 @@ def train(
     for name in peers:
         command = (sys.executable, "train.py")
         fleet.join(name, *(more or {}).get(name, ()), founder=name == peers[0], command=command)
-    assert [fleet.nodes[name].wait(WAIT_S) for name in peers] == [0] * len(peers)
+    fleet.check_exits(*peers)
     return fleet.master()
 
 

@@ -33,7 +33,7 @@ def test_a_reported_script_trains_to_equal_bits(fleet: Fleet, name: str) -> None
     fleet.start_master(spec(rounds=ROUNDS, sync_every=5))
     for peer in "ab":
         fleet.join(peer, command=(sys.executable, str(SCRIPTS), name), founder=peer == "a")
-    assert [fleet.nodes[peer].wait(240) for peer in "ab"] == [0, 0]
+    fleet.check_exits(*"ab")
     ends = [re.findall(r"ends with (\w{64})", fleet.nodes[peer].log) for peer in "ab"]
     assert ends[0] == ends[1]
     assert len(ends[0]) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,14 @@ pytestmark = pytest.mark.slow
 def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
     fleet.start_master(spec(min_members=2))
     for rank, name in enumerate("abc"):
-        fleet.join(
-            name, "--rank", str(rank), "--pause", "0.005", "--every-kind", founder=name == "a"
-        )
+        fleet.join(name, "--rank", str(rank), "--every-kind", founder=name == "a")
     fleet.until(lambda s: contributing(s, *"abc"), "a, b and c train")
     fleet.settle(*"abc")
     before = fleet.master()
-    for name in "abc":
-        fleet.nodes[name].signal(signal.SIGINT)
-    assert [fleet.nodes[name].wait() for name in "abc"] == [0, 0, 0]
+    fleet.end(*"abc")
     for name in "abc":
         assert "writing a last checkpoint" in fleet.nodes[name].log
-    fleet.nodes["master"].signal(signal.SIGINT)
-    assert fleet.nodes["master"].wait() == 0
+    fleet.end("master")
 
     # One of the files is damaged meanwhile: its peer says so, and fetches the state.
     damaged: Path = max((fleet.nodes["c"].folder / "checkpoints").iterdir())
@@ -38,7 +32,7 @@ def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
 
     fleet.restart_master()
     for rank, name in enumerate("abc"):
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005", "--every-kind")
+        fleet.join(name, "--rank", str(rank), "--every-kind")
     status = fleet.until(lambda s: in_sync(s, *"abc"), "all are in sync again")
     assert digests(status, *"abc") == digests(before, *"abc"), "the run is paused as it was"
     fleet.act("resume", {})
@@ -51,6 +45,5 @@ def test_the_run_goes_on_from_what_its_peers_kept_on_disk(fleet: Fleet) -> None:
     assert fleet.peer("c")["state_received_bytes"] > 0
     assert "is damaged" in fleet.nodes["c"].log
     assert damaged.read_bytes() == data, "people may look at it"
-    found = fleet.settle(*"abc")
-    assert len(set(found.values())) == 1, found
+    fleet.check_equal(*"abc")
     fleet.until(lambda s: s["copies"]["equal"] == 3, "all copies are equal")

@@ -168,7 +168,7 @@ def test_ipv6_names_and_advertised_addresses_work_together(fleet: Fleet, free_po
 def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet: Fleet) -> None:
     fleet.start_master(spec())
     for rank, name in enumerate("ab"):
-        fleet.join(name, "--rank", str(rank), "--pause", "0.005", founder=rank == 0)
+        fleet.join(name, "--rank", str(rank), founder=rank == 0)
     fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
     odd = fleet.join("odd", "--width", "17")
     assert odd.wait() == 7

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from tests.processes.harness import Fleet, Status, contributing, in_sync, member, spec
 from tests.processes.sharded_trainer import INNER_LR, NAN_STEPS, Net, loss_of, samples
-from tests.processes.test_life_of_a_run import typed
 
 pytestmark = pytest.mark.slow
 
@@ -100,9 +99,7 @@ def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tenso
     )
     for name, (kind, ranks) in kinds.items():
         join(fleet, name, kind, ranks, founder=name == next(iter(kinds)))
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    for name in kinds:
-        assert fleet.nodes[name].wait() == 0
+    fleet.until_finished(*kinds)
     return {name: load_file(saved(fleet, name)) for name in kinds}
 
 
@@ -180,7 +177,7 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
     for name, ranks in (("fsdp", 3), ("tp", 2), ("ddp", 2)):
         join(fleet, name, name, ranks, *SLOW)
     until(lambda s: contributing(s, "plain", "fsdp", "tp", "ddp"), "all contribute")
-    assert len(set(fleet.settle("plain", "fsdp", "tp", "ddp").values())) == 1
+    fleet.check_equal("plain", "fsdp", "tp", "ddp")
     fleet.act("resume", {})
 
     rank = ranks_of(fleet.peer("fsdp")["command_pid"])[1]
@@ -194,11 +191,11 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
     join(fleet, "tp", "tp", 2, *SLOW)
     names = ("plain", "fsdp", "ddp", "late", "tp")
     until(lambda s: contributing(s, *names), "all contribute again")
-    assert len(set(fleet.settle(*names).values())) == 1
+    fleet.check_equal(*names)
     goal = max(20, fleet.master()["committed"] + 3)
-    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
+    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
     until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    assert [fleet.nodes[name].wait() for name in names] == [0] * len(names)
+    fleet.check_exits(*names)
     roots.check()
     assert len(roots.seen) > 5
     first, *others = (load_file(saved(fleet, name)) for name in names)
@@ -234,11 +231,10 @@ def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet) -> None
         status = fleet.peer("fsdp")
         assert (status["command_pid"], status["trainer_restarts"]) == (pid, 0)
         assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
-    assert len(set(fleet.settle("plain", "fsdp").values())) == 1
+    fleet.check_equal("plain", "fsdp")
     goal = fleet.master()["committed"] + 3
-    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    assert [fleet.nodes[name].wait() for name in ("plain", "fsdp")] == [0, 0]
+    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
+    fleet.until_finished("plain", "fsdp")
     ours, theirs = (load_file(saved(fleet, name)) for name in ("plain", "fsdp"))
     for key, tensor in ours.items():
         assert torch.equal(theirs[key], tensor), key
@@ -302,7 +298,7 @@ def test_a_gpu_that_fails_and_returns_changes_the_number_of_ranks(fleet: Fleet) 
 
         fleet.until(so, f"{count} ranks contribute")
         fleet.until_committed(2)
-        assert len(set(fleet.settle("plain", "gpus").values())) == 1
+        fleet.check_equal("plain", "gpus")
         fleet.act("resume", {})
 
     def changed(what: str, restarts: int) -> None:
@@ -367,8 +363,7 @@ def train_on_one_device(fleet: Fleet, kind: str, device: str) -> None:
             founder=name == "plain",
             command=(sys.executable, *launch, script),
         )
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    assert [fleet.nodes[name].wait() for name in ("plain", "ranks")] == [0, 0]
+    fleet.until_finished("plain", "ranks")
     whole = load_file(fleet.folder / "plain-0")
     parts = [load_file(path) for path in sorted(fleet.folder.glob("ranks-[01]"))]
     assert len(parts) == (1 if kind == "plain" else 2)
@@ -407,9 +402,7 @@ def test_the_example_trains_as_two_processes_beside_one(fleet: Fleet) -> None:
             founder=name == "single",
             command=(sys.executable, *launch, str(EXAMPLE)),
         )
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    for name in ("single", "sharded"):
-        assert fleet.nodes[name].wait() == 0, fleet.nodes[name].log
+    fleet.until_finished("single", "sharded")
     single, sharded = (torch.load(fleet.folder / f"{name}.pt") for name in ("single", "sharded"))
     assert single.keys() == sharded.keys()
     assert all(torch.equal(single[key], tensor) for key, tensor in sharded.items())

@@ -28,7 +28,7 @@ from tests.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
-TRAIN = f"exec {sys.executable} {TRAINER} --pause 0.005"
+TRAIN = f"exec {sys.executable} {TRAINER}"
 BAR = "printf '\\r 10%%|#   '; until test -e go; do sleep 0.05; done; printf '\\r 90%%|### \\n';"
 GARBAGE = (
     "printf 'half a'; sleep 0.1; printf ' line\\n\\033[2J\\033]0;title\\007\\377\\376 bin\\n';"
@@ -91,7 +91,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
         assert "half a line" in terminal.lines
         assert "\\xff\\xfe bin" in terminal.lines
         assert any(" 90%|###" in line for line in terminal.lines)
-        fleet.join("birch", "--rank", "1", "--pause", "0.005")
+        fleet.join("birch", "--rank", "1")
         terminal.until_shown("birch has joined the run")
         fleet.kill("birch")
         terminal.until_shown("birch is gone")

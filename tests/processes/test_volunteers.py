@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
 from tests import needs
-from tests.processes.harness import WAIT_S, Fleet, Node, Polls, Status, member, run_command, spec
+from tests.processes.harness import WAIT_S, Fleet, Polls, Status, member, spec
 
 
 def hours_that_are_not_now() -> str:
@@ -45,9 +44,7 @@ def until_away(fleet: Fleet, name: str, why: str) -> Status:
 def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
     fleet.start_master(spec(min_members=1))
     hours = hours_that_are_not_now()
-    node = fleet.join(
-        "alder", command=("sleep", "60"), more=("--hours", hours, "--max-upload", "2")
-    )
+    fleet.join("alder", command=("sleep", "60"), more=("--hours", hours, "--max-upload", "2"))
     status = until_away(fleet, "alder", f"outside its hours ({hours}); back at ")
     assert status["limits"]["hours"] == hours
     assert fleet.master()["members"] == []
@@ -55,13 +52,9 @@ def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
     fleet.until(lambda s: member(s, "birch"), "somebody is here")
     there = until_peer(fleet, "birch", lambda s: s["number"])
     assert set(there) == set(status), "a status is the same for programs"
-    assert "limits of this machine: max-upload 2 MB/s, hours " + hours in shown(node)
-    node.signal(signal.SIGTERM)
-    assert node.wait() == 0
-
-
-def shown(node: Node) -> str:
-    return run_command("status", state=node.folder).stdout
+    limits = f"limits of this machine: max-upload 2 MB/s, hours {hours}"
+    assert limits in fleet.said("status", state="alder")
+    fleet.end("alder")
 
 
 @pytest.mark.fault("a machine's owner wants it back: its hours are over, it runs on battery")

@@ -34,6 +34,19 @@ from ...process.exit_codes import ExitCode
 from .journal_repair import RepairedJournal, check_of
 
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
+# Of every journal, in the words of its database: each has its own names of these types.
+TABLES = """
+create table if not exists records (
+    id {number} primary key, kind text not null, body {blob} not null, at_s {real} not null,
+    chk {blob} not null);
+create table if not exists tokens (
+    hash {blob} primary key, role text not null, founder integer not null,
+    uses_left integer not null, expires_s {real} not null, made_s {real} not null,
+    withdrawn integer not null default 0, by_hand integer not null default 0);
+create table if not exists grants (
+    peer text primary key, role text not null, founder integer not null, name text not null,
+    invite text not null default '');
+"""
 TOKEN_COLUMNS = "hash, role, founder, uses_left, expires_s, made_s, withdrawn, by_hand"
 TOKENS = f"select {TOKEN_COLUMNS} from tokens"
 GRANT_COLUMNS = "peer, role, founder, name, invite"
@@ -81,7 +94,9 @@ class UsableInvite:
 
 
 @define
-class _Token:
+class Token:
+    """An invite's token, as the journal knows it; the journal alone changes it."""
+
     role: Role
     founder: bool
     uses_left: int
@@ -143,7 +158,7 @@ class Journal(ABC):
         self._writing = threading.Lock()
         self._count = 0
         self._grants: dict[str, GrantRow] = {}
-        self._tokens: dict[bytes, _Token] = {}
+        self._tokens: dict[bytes, Token] = {}
         self.last_term = 0
         self.cut: JournalCut | None = None
 
@@ -196,7 +211,7 @@ class Journal(ABC):
             for peer, role, founder, name, invite in self._read(GRANTS)
         }
         self._tokens = {
-            bytes(row[0]): _Token(
+            bytes(row[0]): Token(
                 Role(row[1]), bool(row[2]), row[3], row[4], row[5], *map(bool, row[6:])
             )
             for row in self._read(TOKENS)
@@ -282,7 +297,7 @@ class Journal(ABC):
         """Return a new token and its expiry (unix seconds). Only its hash is stored."""
         token = generate_token()
         made_s = self._now()
-        row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
+        row = Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
         with self._writing:
             self._write(
                 "insert into tokens (hash, role, founder, uses_left, expires_s, made_s, by_hand)"
@@ -300,7 +315,7 @@ class Journal(ABC):
         with self._writing:
             if peer in self._grants:
                 return
-            row = self._good(token)
+            row = self.valid(token)
             self._write(
                 "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
             )
@@ -310,11 +325,8 @@ class Journal(ABC):
             finally:
                 row.uses_left -= 1  # not before the grant is known: its peer may ask meanwhile
 
-    def needs_approval(self, token: str) -> bool:
-        """Return whether the operator must approve its users; raises as ``redeem`` does."""
-        return self._good(token).by_hand
-
-    def _good(self, token: str) -> _Token:
+    def valid(self, token: str) -> Token:
+        """Return a token that admits a machine now; raises TokenError for any other."""
         row = self._tokens.get(_hash(token))
         if row is None:
             raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
@@ -325,18 +337,6 @@ class Journal(ABC):
         if row.uses_left < 1:
             raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
         return row
-
-    def offers(self, token: str) -> tuple[GrantRow, int]:
-        """Return a token's grant and the uses left; raises TokenError as ``redeem`` does."""
-        row = self._good(token)
-        return GrantRow(row.role, row.founder, ""), row.uses_left
-
-    def is_good(self, token: str) -> bool:
-        try:
-            self._good(token)
-        except TokenError:
-            return False
-        return True
 
     def withdraw(self, invite_id: str) -> bool:
         """Make an invite invalid; return whether there is one with this id."""

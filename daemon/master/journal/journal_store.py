@@ -21,6 +21,7 @@ from ...process.exit_codes import ExitCode
 from ...process.paths import JOURNAL_FILE, PLACE_FILE, make_private
 from .journal_base import (
     GRANTS,
+    TABLES,
     TOKENS,
     GrantRow,
     Journal,
@@ -45,18 +46,7 @@ log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 5
 
-SCHEMA = """
-create table if not exists records (
-    id integer primary key, kind text not null, body blob not null, at_s real not null,
-    chk blob not null);
-create table if not exists tokens (
-    hash blob primary key, role text not null, founder integer not null,
-    uses_left integer not null, expires_s real not null, made_s real not null,
-    withdrawn integer not null default 0, by_hand integer not null default 0);
-create table if not exists grants (
-    peer text primary key, role text not null, founder integer not null, name text not null,
-    invite text not null default '');
-"""
+SCHEMA = TABLES.format(number="integer", blob="blob", real="real")
 
 
 class JournalStore(Journal):

@@ -40,6 +40,7 @@ from ...process.exit_codes import ExitCode
 from .journal_base import (
     GRANT_COLUMNS,
     GRANTS,
+    TABLES,
     TOKEN_COLUMNS,
     TOKENS,
     FencedError,
@@ -65,17 +66,6 @@ WORDS = re.compile(r"[^a-z0-9]+")
 OPTIONS = f"-c statement_timeout={int(1e3 * ANSWER_S)} -c lock_timeout={int(5e2 * ANSWER_S)}"
 
 SCHEMA = """
-create table records (
-    id bigint primary key, kind text not null, body bytea not null, at_s double precision not null,
-    chk bytea not null);
-create table tokens (
-    hash bytea primary key, role text not null, founder integer not null,
-    uses_left integer not null, expires_s double precision not null,
-    made_s double precision not null,
-    withdrawn integer not null default 0, by_hand integer not null default 0);
-create table grants (
-    peer text primary key, role text not null, founder integer not null, name text not null,
-    invite text not null default '');
 create table lease (
     one boolean primary key default true check (one), fence bigint not null, holder text not null,
     expires timestamptz not null);
@@ -87,6 +77,7 @@ create table authority (
     one boolean primary key default true check (one), certificate bytea not null,
     sealed_key bytea not null);
 """
+SCHEMA += TABLES.format(number="bigint", blob="bytea", real="double precision")
 
 
 class Database:

@@ -86,7 +86,10 @@ class GpuWatch:
         return {VISIBLE_VARIABLE: ",".join(self._gpus.healthy)} if self._gpus.faults() else {}
 
     def filled(self, command: Sequence[str]) -> Sequence[str]:
-        return filled(command, self._gpus) if self._minimum else command
+        """Return the command with the number of healthy GPUs where it asks for it."""
+        if not self._minimum:
+            return command
+        return [each.replace(COUNT_PLACEHOLDER, str(len(self._gpus.healthy))) for each in command]
 
     async def enough(self) -> None:
         """Wait until as many GPUs are healthy as the command needs."""
@@ -129,11 +132,6 @@ def look(environment: Mapping[str, str] = os.environ) -> Gpus:
         return found
     wanted = {each.strip() for each in visible.split(",")}
     return Gpus(tuple(gpu for gpu in found.all if gpu.index in wanted))
-
-
-def filled(command: Sequence[str], gpus: Gpus) -> list[str]:
-    count = str(len(gpus.healthy))
-    return [each.replace(COUNT_PLACEHOLDER, count) for each in command]
 
 
 def _from_file(path: Path) -> Gpus:

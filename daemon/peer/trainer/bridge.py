@@ -83,7 +83,7 @@ class UnixBridge:
         self._files: tuple[int, int] | None = None
         self._arenas: tuple[Arena, Arena] | None = None  # shared, posted
         self._group: TrainerGroup | None = None
-        self._queue: trio.MemorySendChannel[m.Message] | None = None
+        self._alone: Rank | None = None  # a trainer of one process
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
         self._crash: m.Failing | None = None
@@ -108,18 +108,8 @@ class UnixBridge:
         if self._group is not None:
             if self._group.complete and not self._group.ended:
                 self._group.tell(message)
-            return
-        if self._queue is None:
-            return
-        try:
-            self._queue.send_nowait(message)
-        except trio.WouldBlock:
-            log.warning("the trainer does not take its messages: disconnecting it")
-            self._queue = None
-            self._cut = "it does not take its messages"
-            self._scope.cancel()  # the writer may be in the middle of a message
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._queue = None
+        elif self._alone is not None:
+            self._alone.send(message)
 
     def samples(self) -> dict[int, int]:
         trained: dict[int, int] = {}
@@ -220,17 +210,15 @@ class UnixBridge:
         self._data_ranks = {-1: hello.part.data_rank}
         self.attached_pid, self.was_attached = hello.pid, True
         self._crash, self._detached = None, trio.Event()
-        self._queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        self._alone = Rank(hello, sender)
+        self._scope = self._alone.scope
         reason = GONE
         try:
             caller.events.trainer_came(hello.layout)
-            async with trio.open_nursery() as nursery:
-                self._scope = nursery.cancel_scope
-                nursery.start_soon(self._write, caller, queue)
-                reason = await self._read(caller.stream, caller.events.trainer_sent)
-                nursery.cancel_scope.cancel()
+            take = caller.events.trainer_sent
+            reason = await self._converse(caller, self._alone, queue, take, counts=True)
         finally:
-            caller.connection.close()
             self._leave(reason, caller.events)
 
     def _leave(self, reason: str, events: TrainerEvents | None) -> None:
@@ -239,7 +227,7 @@ class UnixBridge:
         Args:
           events: None: the trainer never came.
         """
-        self._busy, self._queue, self.attached_pid, self._group = False, None, None, None
+        self._busy, self._alone, self.attached_pid, self._group = False, None, None, None
         self._detached.set()
         for scope in list(self._samplers):
             scope.cancel()
@@ -273,14 +261,10 @@ class UnixBridge:
         group.came(rank)
         why = GONE
         try:
-            async with trio.open_nursery() as tasks:
-                rank.scope = tasks.cancel_scope
-                tasks.start_soon(self._write, caller, queue, False)
-                why = await self._read(caller.stream, partial(group.took, number))
-                tasks.cancel_scope.cancel()
+            take = partial(group.took, number)
+            why = await self._converse(caller, rank, queue, take, counts=False)
         finally:
-            caller.connection.close()
-            group.gone(number, "it does not take its messages" if rank.slow else why)
+            group.gone(number, why)
 
     async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
         """Wait for all ranks, look after them as one trainer, and end them together."""
@@ -313,6 +297,24 @@ class UnixBridge:
 
     # ------------------------------------------------------------ a connection
 
+    async def _converse(
+        self,
+        caller: _Caller,
+        rank: Rank,
+        queue: trio.MemoryReceiveChannel[m.Message],
+        take: Callable[[m.Message], None],
+        *,
+        counts: bool,
+    ) -> str:
+        """Carry a process's messages both ways until it is gone; return why it is."""
+        reason = GONE
+        with caller.connection, rank.scope:  # its writer may be in the middle of a message
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, caller, queue, counts)
+                reason = await self._read(caller.stream, take)
+                nursery.cancel_scope.cancel()
+        return "it does not take its messages" if rank.slow else reason
+
     async def _read(self, stream: MessageStream, take: Callable[[m.Message], None]) -> str:
         try:
             while True:
@@ -333,7 +335,7 @@ class UnixBridge:
         self,
         caller: _Caller,
         queue: trio.MemoryReceiveChannel[m.Message],
-        counts: bool = True,
+        counts: bool,
     ) -> None:
         sent_count = 0
         try:

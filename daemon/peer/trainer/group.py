@@ -47,7 +47,7 @@ SUM_UP_S = 0.25  # between two sums over the ranks' slots
 
 @define(eq=False)
 class Rank:
-    """A rank's connection.
+    """The connection of a rank, or of a trainer of one process.
 
     Attributes:
       queue: of messages to it.
@@ -62,6 +62,8 @@ class Rank:
 
     def send(self, message: m.Message) -> None:
         """Send a message, in order; end the connection of a rank that takes none."""
+        if self.slow:
+            return
         try:
             self.queue.send_nowait(message)
         except trio.WouldBlock:
