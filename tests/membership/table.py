@@ -14,7 +14,6 @@ from holdfast.membership.master.state.master_effects import (
     RecordDurably,
     SendMessage,
 )
-from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -41,6 +40,7 @@ from holdfast.protocol.messages import (
     TensorSpec,
     WeightsSupplied,
 )
+from holdfast.simulation.invariants import check_invariants
 from tests.plain import describe
 
 M = TypeVar("M", bound=Message)

@@ -29,6 +29,7 @@ from holdfast.membership.shared.lease_ranges import RangeSet
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
+from holdfast.simulation.invariants import check_leases
 from tests.planting import Bugs, Note, Patch, what_shows
 
 LENGTH = 40
@@ -99,7 +100,7 @@ class Desk:
                 self.records.append(effect.record)
             elif isinstance(effect, SendMessage) and isinstance(effect.message, m.Leased):
                 self.trainers[effect.peer].heard(effect.message)
-        self.leases.check()
+        check_leases(self.leases)
 
     def wait(self, seconds: float) -> None:
         self.now_s = self.context.now_s = self.now_s + seconds

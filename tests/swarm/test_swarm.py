@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from holdfast.collectives.reduction import Reduction
 from holdfast.membership.master.state.master_effects import Effect
-from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.peer.local_round import RoundState
 from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.invariants import check_invariants
 from holdfast.simulation.swarm import Swarm
 
 SPEC = """
