@@ -465,8 +465,9 @@ class Swarm:
             while not condition():
                 await self._changed.park()
 
-    async def commit(self, *, within_s: float) -> None:
-        target = self.committed + 1
+    async def commit(self, count: int = 1, *, within_s: float = 600.0) -> None:
+        """Wait for more commits."""
+        target = self.committed + count
         await self.when(lambda: self.committed >= target, within_s=within_s)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.state.journal import JournalRecord, RunCreated
@@ -55,6 +55,7 @@ FOUNDER = Grant(Role.CONTRIBUTOR, founder=True)
 SPARE = Grant(Role.SPARE)
 DIGEST = b"D" * 32
 OTHER_DIGEST = b"X" * 32
+TEN_SECONDS = "[membership]\ndeadline_s = 10.0\n"
 
 
 def root_of(fragment: int, version: int) -> bytes:
@@ -87,6 +88,17 @@ def hello_of(
         heads=tuple(heads),
         lineage=lineage,
         undecided=tuple(undecided),
+    )
+
+
+def holding(peer: str, version: int, *undecided: Reduced, incarnation: int = 1) -> Hello:
+    """Return the ``Hello`` of a peer that holds a version of the run's first fragment."""
+    return hello_of(
+        peer,
+        heads=[head_of(0, version)],
+        lineage=LINEAGE,
+        incarnation=incarnation,
+        undecided=undecided,
     )
 
 
@@ -203,8 +215,11 @@ class Table:
             for info in self.master.context.roster.view_members
         }
 
+    def status(self) -> dict[str, Any]:
+        return describe(self.master, self.now_s)
+
     def why(self, peer: str) -> str:
-        members = describe(self.master, self.now_s)["members"]
+        members = self.status()["members"]
         return str(next(m["why"] for m in members if m["peer"] == peer))
 
     # ------------------------------------------------------------ whole chapters
@@ -271,11 +286,6 @@ class Table:
             self.ready(peer)
         return self.hear(peers[0], Reduce)
 
-    def reducing(self, *peers: str, spares: Sequence[str] = ()) -> Reduce:
-        """Set up a run of which all contributors reduce; return the order that they got."""
-        self.start(*peers, spares=spares)
-        return self.reduce(*peers)
-
     def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
         """Send the Held of these peers, by default without results."""
         owners = self.master.scheduler.rounds[flush.round].running().owners
@@ -298,21 +308,41 @@ class Table:
             assert asked.round == order.round
             self.say(peer, Diagnosis(order.round, asked.attempt, contributions, results, digests))
 
-    def reduced(self, order: Reduce, *peers: str, digest: bytes = DIGEST) -> None:
+    def reduced(
+        self, order: Reduce, *peers: str, digest: bytes = DIGEST, attempt: int | None = None
+    ) -> None:
+        """Send the Reduced of these peers, by default for the order's attempt."""
         for peer in peers:
-            self.say(peer, Reduced(order.round, order.attempt, digest))
+            self.say(peer, Reduced(order.round, attempt or order.attempt, digest))
 
     def applied(self, order: Reduce, *peers: str, root: bytes | None = None) -> None:
         head = head_of(order.fragment, order.version + 1, root)
         for peer in peers:
             self.say(peer, Applied(order.round, head))
 
+    def complete(self, order: Reduce, *contributors: str, others: Sequence[str] = ()) -> None:
+        """Run a reduction to its end: Reduced of the contributors, Applied of all."""
+        self.reduced(order, *contributors)
+        self.applied(order, *contributors, *others)
+
     def commit(self, *contributors: str, others: Sequence[str] = ()) -> Reduce:
         """Run a round from Ready to Applied with these peers."""
         order = self.reduce(*contributors)
-        self.reduced(order, *contributors)
-        self.applied(order, *contributors, *others)
+        self.complete(order, *contributors, others=others)
         return order
+
+
+def started(*peers: str, spares: Sequence[str] = (), toml: str = "", fragments: int = 1) -> Table:
+    """Return a run with contributors (the first founded it) and spares, all in sync."""
+    table = Table(toml, fragments)
+    table.start(*peers, spares=spares)
+    return table
+
+
+def reducing(*peers: str, spares: Sequence[str] = (), toml: str = "") -> tuple[Table, Reduce]:
+    """Return a run of which all contributors reduce, and the order that they got."""
+    table = started(*peers, spares=spares, toml=toml)
+    return table, table.reduce(*peers)
 
 
 def owners_of(table: Table, *owners: str) -> None:

@@ -10,7 +10,7 @@ from holdfast.membership.master.rounds.inquiry import differing, waiting
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.shared.event_kind import EventKind
 from holdfast.protocol import messages as m
-from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of
+from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of, reducing
 
 FIVE = (A, B, C, D, E)
 DEADLINE_S = 10.0
@@ -20,8 +20,7 @@ ONE, TWO = b"1" * 32, b"2" * 32
 
 def five() -> tuple[Table, m.Reduce]:
     """A reduction of five, each of which owns a chunk."""
-    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    order = table.reducing(*FIVE)
+    table, order = reducing(*FIVE, toml=f"[membership]\ndeadline_s = {DEADLINE_S}\n")
     owners_of(table, *FIVE)
     return table, order
 
@@ -179,8 +178,7 @@ def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
 
 
 def test_two_are_not_asked() -> None:
-    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml=f"[membership]\ndeadline_s = {DEADLINE_S}\n")
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
     table.hears_no(A, m.Diagnose)

@@ -58,6 +58,7 @@ from tests.membership.table import (
     LINEAGE,
     OTHER_DIGEST,
     SPARE,
+    TEN_SECONDS,
     A,
     B,
     C,
@@ -66,7 +67,10 @@ from tests.membership.table import (
     Table,
     head_of,
     hello_of,
+    holding,
+    reducing,
     sizes_of,
+    started,
 )
 from tests.plain import describe
 
@@ -88,8 +92,7 @@ def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
 def test_there_are_at_most_512_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MEMBERS_MAX == 512
     monkeypatch.setattr(hello_checks.m, "MEMBERS_MAX", 3)
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.join(D)
     assert table.dropped(D) is RefusalCode.FULL
     assert "this run has 3 members, the most there are: join again when" in table.announced()
@@ -138,8 +141,7 @@ def test_a_missing_or_additional_tensor_is_named(extra: int, words: str) -> None
 
 
 def test_a_kicked_peer_stays_out() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.take(table.master.kick(B, "mines coins", table.now_s))
     assert table.dropped(B) is RefusalCode.KICKED
     assert [info.peer for info in table.hear(A, View).members] == [A]
@@ -159,8 +161,7 @@ def test_who_was_never_here_can_be_kicked_too() -> None:
 
 @pytest.mark.fault("a member sends junk")
 def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(B, Finish(1))
     assert table.dropped(B) is RefusalCode.PROTOCOL
     table.say(B, Heartbeat(1))  # was on its way already
@@ -169,8 +170,7 @@ def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
 
 @pytest.mark.parametrize("head", [head_of(0, 5), head_of(9, 0), head_of(0, 0, b"")])
 def test_a_version_that_was_never_committed_ends_the_peer_that_reports_it(head: object) -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(B, Applied(1, head))  # type: ignore[arg-type]
     assert table.dropped(B) is RefusalCode.PROTOCOL
 
@@ -190,9 +190,8 @@ def test_welcome_comes_before_the_view_that_has_the_newcomer_in_it() -> None:
 
 
 def test_a_reconnect_keeps_number_and_place_and_drops_the_old_connection() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B, spares=[C])
-    state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
+    table = started(A, B, spares=[C], toml="[membership]\ncontributors = 2\n")
+    state = holding(B, 0)
     table.join(B, CONTRIBUTOR, state)
     first = table.effects[0]
     assert first == DropPeer(B, RefusalCode.DUPLICATE, "it connected again", previous=True)
@@ -202,8 +201,7 @@ def test_a_reconnect_keeps_number_and_place_and_drops_the_old_connection() -> No
 
 
 def test_another_process_of_the_same_peer_is_a_new_member() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml="[membership]\ncontributors = 2\n")
     table.join(B, CONTRIBUTOR, hello_of(B, incarnation=2))
     assert isinstance(table.effects[0], DropPeer)
     assert table.effects[0].previous
@@ -212,8 +210,7 @@ def test_another_process_of_the_same_peer_is_a_new_member() -> None:
 
 
 def test_the_first_of_several_copies_of_a_state_folder_stays() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     heard: list[RefusalCode] = []
     for incarnation in (2, 3, 1, 2, 1):  # 1 has not ended, as it seemed
         table.join(B, hello=hello_of(B, incarnation=incarnation))
@@ -225,8 +222,7 @@ def test_the_first_of_several_copies_of_a_state_folder_stays() -> None:
 
 
 def test_a_refused_newcomer_does_not_disturb_the_old_connection() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(B, hello=hello_of(B, layout=OTHER_LAYOUT))
     (drop,) = [e for e in table.effects if isinstance(e, DropPeer)]
     assert not drop.previous
@@ -234,8 +230,7 @@ def test_a_refused_newcomer_does_not_disturb_the_old_connection() -> None:
 
 
 def test_numbers_only_grow() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     for incarnation in range(2, 6):
         table.join(B, hello=hello_of(B, incarnation=incarnation))
         assert table.hear(B, Welcome).number == incarnation
@@ -246,8 +241,7 @@ def test_numbers_only_grow() -> None:
 
 
 def test_silence_is_measured_by_the_masters_clock() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.wait(6.0, A)
     table.say(B, Heartbeat(1))
     table.wait(4.0, A)
@@ -373,8 +367,7 @@ def test_a_void_founding_ends_the_founder_not_the_run(message: WeightsSupplied) 
 
 
 def test_a_key_that_comes_as_ever_new_processes_fills_no_journal() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     before = len(table.records(PeerAdmitted))
     for incarnation in range(2, 200):
         table.join(C, hello=hello_of(C, incarnation=incarnation))
@@ -393,8 +386,7 @@ def test_a_key_that_comes_as_ever_new_processes_fills_no_journal() -> None:
 
 
 def test_nobody_founds_a_run_twice() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(B, founded())
     assert len(table.records(RunFounded)) == 1
     assert B in table.master.context.roster
@@ -404,8 +396,7 @@ def test_nobody_founds_a_run_twice() -> None:
 
 
 def test_donors_pin_before_the_joiner_is_told() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     order = [
         (e.peer[0], type(e.message).__name__)
@@ -422,8 +413,7 @@ def test_donors_pin_before_the_joiner_is_told() -> None:
 
 
 def test_a_joiner_replays_what_is_committed_while_it_fetches() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     order = table.reduce(A, B)
     assert order.receivers == (A, B, C)
@@ -438,8 +428,7 @@ def test_a_joiner_replays_what_is_committed_while_it_fetches() -> None:
 
 
 def test_a_synced_version_ahead_of_the_fetched_one_is_fine() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     order = table.reduce(A, B)
     table.reduced(order, A, B)
@@ -450,12 +439,10 @@ def test_a_synced_version_ahead_of_the_fetched_one_is_fine() -> None:
 
 
 def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     order = table.reduce(A, B)
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     table.say(C, ReduceFailed(order.round, 1, (A,), False, "no link"))
     table.forget()
     table.say(C, Synced(head_of(0, 0), 64))  # and nothing leads from there to the newest version
@@ -468,8 +455,7 @@ def test_a_joiner_that_a_round_leaves_out_while_it_fetches_starts_from_scratch()
     """The joiner has no link to the chunk owners, so it cannot get from the fetched version to the
     next.
     """
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     for other in (A, B):
         table.say(C, RouteWanted(other, 0, False, "no answer"))
@@ -477,27 +463,24 @@ def test_a_joiner_that_a_round_leaves_out_while_it_fetches_starts_from_scratch()
     assert order.receivers == (A, B)
     for other in (A, B):
         table.say(C, RouteWorks(other, table.hear(C, Route).number))
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     assert table.hear(C, SyncFragment).head == head_of(0, 1)
     table.say(C, Synced(head_of(0, 1), 64))
     assert table.roles()["c"] == "contributor*"
 
 
 def test_a_donor_of_wrong_blocks_is_named_though_the_transfer_succeeded() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     table.say(C, Synced(head_of(0, 0), 64, (A, D)))
     assert "a (aaaaaaaa) served wrong blocks of fragment 0 to c (cccccccc)" in table.announced()
     assert "dddddddd" not in table.announced()
-    counts = {m["name"]: m["bad_blocks"] for m in describe(table.master, table.now_s)["members"]}
+    counts = {m["name"]: m["bad_blocks"] for m in table.status()["members"]}
     assert counts == {"a": 1, "b": 0, "c": 0}
 
 
 def test_identical_state_costs_no_transfer() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.leave(B)
     table.forget()
     table.join(B, hello=hello_of(B, incarnation=9, heads=[head_of(0, 0)], lineage=LINEAGE))
@@ -506,11 +489,10 @@ def test_identical_state_costs_no_transfer() -> None:
 
 
 def test_a_peer_with_an_old_version_fetches_the_new_one() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.leave(B)
     table.commit(A)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(B, hello=holding(B, 0))
     assert table.hear(B, SyncFragment).head == head_of(0, 1)
 
 
@@ -518,8 +500,7 @@ def test_a_peer_with_an_old_version_fetches_the_new_one() -> None:
     "a copy of the state differs", "its root is in the minority", "healed by the blocks that differ"
 )
 def test_a_copy_that_differs_is_fetched_though_its_version_is_right() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     wrong = head_of(0, 0, OTHER_DIGEST)
     table.join(B, hello=hello_of(B, heads=[wrong], lineage=LINEAGE))
     assert table.hear(B, SyncFragment).head == head_of(0, 0)
@@ -538,24 +519,15 @@ def test_copies_over_valid_ones_come_one_after_the_other() -> None:
 
 
 def test_a_head_without_a_root_decides_nothing() -> None:
-    table = Table()
-    order = table.reducing(A)
+    table, order = reducing(A)
     table.reduced(order, A)
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1, b"")], lineage=LINEAGE))
     assert table.master.context.history.root(0, 1) == b""
 
 
-def test_foreign_state_counts_as_none() -> None:
-    table = Table()
-    table.start(A)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=b"F" * 32))
-    assert table.hear(B, SyncFragment).head == head_of(0, 0)
-
-
 def test_a_failed_transfer_is_tried_again_from_others() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     table.forget()
     table.say(C, SyncFailed(0, 0, (A,), "block 7 has another digest"))
@@ -565,8 +537,7 @@ def test_a_failed_transfer_is_tried_again_from_others() -> None:
 
 
 def test_after_too_many_failures_the_joiner_is_removed() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     table.join(B)
     for _ in range(SYNC_ATTEMPTS_MAX):
         assert B in table.master.context.roster
@@ -575,8 +546,7 @@ def test_after_too_many_failures_the_joiner_is_removed() -> None:
 
 
 def test_a_wrong_root_after_a_transfer_counts_as_a_failure() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     table.join(B)
     table.forget()
     table.say(B, Synced(head_of(0, 0, OTHER_DIGEST), 64))
@@ -585,8 +555,7 @@ def test_a_wrong_root_after_a_transfer_counts_as_a_failure() -> None:
 
 
 def test_a_transfer_that_does_not_move_is_started_again() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A)
+    table = started(A, toml=TEN_SECONDS)
     table.join(B)
     for second in range(1, 60):
         table.wait(1.0, A, B)
@@ -599,8 +568,7 @@ def test_a_transfer_that_does_not_move_is_started_again() -> None:
 
 
 def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.join(C)
     table.join_in_sync(D)
     order = table.commit(A, B, D, others=[])
@@ -619,25 +587,23 @@ def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -
     " come",
 )
 def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> None:
-    table = Table("[membership]\nrewind_s = 0\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\nrewind_s = 0\n")
     table.leave(B)
     table.commit(A)
     table.leave(A)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(B, hello=holding(B, 0))
     table.hears_no(B, SyncFragment)
-    status = describe(table.master, table.now_s)
+    status = table.status()
     assert status["state"] == "waiting for members"
     assert "no connected peer holds version 1 of fragment 0" in status["why_waiting"]
     assert "holds version 0, the run is at 1" in table.why(B)
     table.wait(1000.0, B)
-    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    table.join(A, hello=holding(A, 1))
     assert table.hear(B, SyncFragment) == SyncFragment(head_of(0, 1), (A,))
 
 
 def test_two_that_hold_half_the_state_each_heal_each_other() -> None:
-    table = Table(fragments=2)
-    table.start(A, B)
+    table = started(A, B, fragments=2)
     order = table.commit(A, B)
     table.leave(A)
     table.leave(B)
@@ -650,13 +616,12 @@ def test_two_that_hold_half_the_state_each_heal_each_other() -> None:
 
 
 def test_the_result_of_an_undecided_round_is_told_with_the_welcome() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.applied(order, A, B)
     table.leave(C)
     held = Reduced(order.round, order.attempt, DIGEST)
-    hello = hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    hello = holding(C, 0, held)
     table.join(C, hello=hello)
     assert [c.round for c in table.hear(C, Welcome).committed] == [order.round]
     table.hears_no(C, SyncFragment)
@@ -665,40 +630,36 @@ def test_the_result_of_an_undecided_round_is_told_with_the_welcome() -> None:
 
 
 def test_an_undecided_result_that_was_not_committed_is_void() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.reduced(order, A, B)
     table.leave(B)
     table.applied(order, A)
     held = Reduced(order.round, order.attempt, OTHER_DIGEST)
-    hello = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    hello = holding(B, 0, held)
     table.join(B, hello=hello)
     assert table.hear(B, Welcome).committed == ()
     table.hear(B, SyncFragment)
 
 
 def test_who_does_not_apply_what_the_welcome_told_is_synced() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml=TEN_SECONDS)
     table.reduced(order, A, B)
     table.applied(order, A)
     table.leave(B)
     held = Reduced(order.round, order.attempt, DIGEST)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]))
+    table.join(B, hello=holding(B, 0, held))
     table.wait(10.0, A, B)
     assert table.hear(B, SyncFragment).head == head_of(0, 1)
 
 
 def test_a_reduction_that_runs_without_a_returning_peer_keeps_it_out_of_sync() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.leave(C)
     order = table.reduce(A, B)
-    state = hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE)
+    state = holding(C, 0)
     table.join(C, hello=state)
     assert table.roles()["c"] == "spare"
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     assert table.hear(C, SyncFragment).head == head_of(0, 1)
 
 
@@ -706,23 +667,20 @@ def test_a_reduction_that_runs_without_a_returning_peer_keeps_it_out_of_sync() -
 
 
 def test_contributors_take_free_places_and_the_rest_are_spares() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\ncontributors = 2\n")
     table.join_in_sync(C)
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
     assert table.why(C).startswith("all 2 places are taken")
 
 
 def test_a_spare_never_takes_a_place_that_was_always_free() -> None:
-    table = Table("[membership]\ncontributors = 5\n")
-    table.start(A, spares=[B])
+    table = started(A, spares=[B], toml="[membership]\ncontributors = 5\n")
     assert table.roles() == {"a": "contributor*", "b": "spare*"}
 
 
 @pytest.mark.parametrize("how", ["dies", "is silent", "is kicked", "leaves"])
 def test_a_spare_is_promoted_in_the_view_that_shows_the_loss(how: str) -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml=TEN_SECONDS)
     if how == "dies":
         table.leave(B)
     elif how == "is silent":
@@ -742,17 +700,15 @@ def test_a_spare_is_promoted_in_the_view_that_shows_the_loss(how: str) -> None:
 
 
 def test_a_vacancy_is_filled_once() -> None:
-    table = Table()
-    table.start(A, B, spares=[C, D])
+    table = started(A, B, spares=[C, D])
     table.leave(B)
     assert table.roles() == {"a": "contributor*", "c": "contributor*", "d": "spare*"}
 
 
 def test_a_returning_contributor_finds_its_place_taken_and_fills_the_next_vacancy() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml="[membership]\ncontributors = 2\n")
     table.leave(B)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(B, hello=holding(B, 0))
     assert table.roles() == {"a": "contributor*", "b": "spare*", "c": "contributor*"}
     table.leave(C)
     assert table.roles() == {"a": "contributor*", "b": "contributor*"}
@@ -760,8 +716,7 @@ def test_a_returning_contributor_finds_its_place_taken_and_fills_the_next_vacanc
 
 @pytest.mark.parametrize("lack", ["sync", "trainer", "will"])
 def test_only_a_spare_that_can_step_in_is_promoted(lack: str) -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     if lack == "sync":
         table.join(C, SPARE)
     else:
@@ -778,10 +733,8 @@ def test_only_a_spare_that_can_step_in_is_promoted(lack: str) -> None:
 
 
 def test_a_spare_that_lags_is_promoted_once_it_has_caught_up() -> None:
-    table = Table()
-    order = table.reducing(A, B, spares=[C])
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table, order = reducing(A, B, spares=[C])
+    table.complete(order, A, B)
     table.leave(B)
     assert table.roles() == {"a": "contributor*", "c": "spare*"}
     table.applied(order, C)
@@ -789,8 +742,7 @@ def test_a_spare_that_lags_is_promoted_once_it_has_caught_up() -> None:
 
 
 def test_a_relay_gets_no_state_and_no_place() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     table.join(E, Grant(Role.RELAY))
     table.hears_no(E, SyncFragment)
     assert table.roles()["e"] == "relay"
@@ -801,18 +753,17 @@ def test_a_relay_gets_no_state_and_no_place() -> None:
 
 
 def test_after_a_restart_peers_go_on_where_they_were() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml="[membership]\ncontributors = 2\n")
     order = table.commit(A, B, others=[C])
     view = table.master.context.roster.view_number
     table.restart()
-    table.join(C, SPARE, hello_of(C, heads=[head_of(0, 1)], lineage=LINEAGE))
-    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    table.join(C, SPARE, holding(C, 1))
+    table.join(A, hello=holding(A, 1))
     assert table.master.context.roster.view_number > view
     table.hears_no(A, Open)  # B may still come
-    status = describe(table.master, table.now_s)
+    status = table.status()
     assert "the master has restarted and waits for b (bbbbbbbb)" in status["why_waiting"]
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 1)], lineage=LINEAGE))
+    table.join(B, hello=holding(B, 1))
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
     for peer in (A, B, C):
         table.hears_no(peer, SyncFragment)
@@ -823,11 +774,10 @@ def test_after_a_restart_peers_go_on_where_they_were() -> None:
 
 
 def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml=TEN_SECONDS)
     table.restart()
-    table.join(A, hello=hello_of(A, heads=[head_of(0, 0)], lineage=LINEAGE))
-    table.join(C, SPARE, hello_of(C, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(A, hello=holding(A, 0))
+    table.join(C, SPARE, holding(C, 0))
     table.wait(9.9, A, C)
     assert table.roles() == {"a": "contributor*", "c": "spare*"}
     table.wait(0.1, A, C)
@@ -841,15 +791,14 @@ def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() 
     "`Welcome` tells who holds the result that it was committed",
 )
 def test_a_decision_nobody_heard_of_survives_the_master() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.reduced(order, A, B)  # recorded; say that no Commit was ever sent
     table.restart()
     held = Reduced(order.round, 1, DIGEST)
     for peer in (A, B):
         table.join(
             peer,
-            hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]),
+            hello=holding(peer, 0, held),
         )
         assert [c.digest for c in table.hear(peer, Welcome).committed] == [DIGEST]
     table.applied(order, A, B)
@@ -858,25 +807,23 @@ def test_a_decision_nobody_heard_of_survives_the_master() -> None:
 
 
 def test_the_first_to_return_does_not_decide_alone_what_the_state_is() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.restart()
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1, OTHER_DIGEST)], lineage=LINEAGE))
     assert table.master.context.history.root(0, 1) == b""
     for peer in (B, C):
-        table.join(peer, hello=hello_of(peer, heads=[head_of(0, 1)], lineage=LINEAGE))
+        table.join(peer, hello=holding(peer, 1))
     assert table.master.context.history.root(0, 1) == head_of(0, 1).root
     assert table.hear(A, SyncFragment).donors == (B, C)
 
 
 def test_after_a_restart_who_still_applies_the_last_commit_is_waited_for() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.reduced(order, A, B, C)  # all hear Commit and begin to apply it
     table.restart()
     for peer in (A, B, C):
-        table.join(peer, hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE))
+        table.join(peer, hello=holding(peer, 0))
     table.say(A, Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
     assert table.master.context.history.root(0, 1) == b""
     table.applied(order, B, C)
@@ -888,12 +835,11 @@ def test_after_a_restart_who_still_applies_the_last_commit_is_waited_for() -> No
 
 
 def test_after_a_restart_silent_voters_count_for_a_deadline_only() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.reduced(order, A, B, C)
     table.restart()
     for peer in (A, B):
-        table.join(peer, hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE))
+        table.join(peer, hello=holding(peer, 0))
     table.applied(order, A)
     table.wait(9.9, A, B)
     assert table.master.context.history.root(0, 1) == b""
@@ -902,25 +848,24 @@ def test_after_a_restart_silent_voters_count_for_a_deadline_only() -> None:
 
 
 def test_a_joiner_never_becomes_the_source_of_truth() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     table.commit(A)
     table.restart()
     table.join(B, FOUNDER, hello_of(B, heads=[head_of(0, 9)], lineage=b"F" * 32))
     table.wait(1000.0, B)
     table.hears_no(B, SupplyWeights)
     table.hears_no(B, Open)
-    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
+    table.join(A, hello=holding(A, 1))
     assert table.hear(B, SyncFragment).donors == (A,)
 
 
 def test_status_is_plain_json_at_every_stage() -> None:
     table = Table(fragments=2)
-    json.dumps(describe(table.master, table.now_s))
+    json.dumps(table.status())
     table.start(A, B, spares=[C])
     table.say(A, Progress(7, 70, 3.5, 1.25, "training", 1, 2, 3, {"lr": 0.1}))
     order = table.reduce(A, B)
-    status = json.loads(json.dumps(describe(table.master, table.now_s)))
+    status = json.loads(json.dumps(table.status()))
     assert status["counts"] == {"live": 3, "participating": 2, "contributed": 0}
     assert status["rounds"][0]["attempt"] == 1
     member = status["members"][0]
@@ -928,7 +873,7 @@ def test_status_is_plain_json_at_every_stage() -> None:
     table.reduced(order, A, B)
     table.applied(order, A, B, C)
     table.join(D)
-    status = json.loads(json.dumps(describe(table.master, table.now_s)))
+    status = json.loads(json.dumps(table.status()))
     assert status["counts"] == {"live": 4, "participating": 2, "contributed": 2}
     assert status["past_rounds"][0]["outcome"] == "committed"
     assert [c["weight"] for c in status["past_rounds"][0]["contributors"]] == [10, 10]

@@ -124,8 +124,7 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
         assert not late.state_service._fetches
         slow_line(swarm, 1e7)
         swarm.resume()
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         await swarm.come_to_rest(["a", "b", "c", "late"])
         swarm.check_final(["a", "b", "c", "late"])
 

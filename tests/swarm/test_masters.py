@@ -178,8 +178,7 @@ async def settled(
     swarm: Swarm, master: WitnessedMaster, names: Sequence[str], more: int = 3
 ) -> None:
     """Wait for more rounds, then check that all peers hold the same bits."""
-    target = swarm.committed + more
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(more)
     swarm.master = master
     await swarm.come_to_rest(names)
     swarm.check_final(names)
@@ -208,8 +207,7 @@ async def test_a_copy_that_lacks_commits_adopts_what_the_members_hold() -> None:
     async with machines(spec()) as run:
         await run.start("abc", "d")
         records = run.copy()
-        target = run.swarm.committed + 3
-        await run.swarm.until(lambda: run.swarm.committed >= target)
+        await run.swarm.commit(3)
         swarm = run.swarm
         await swarm.come_to_rest("abcd")
         before, committed = state_bytes(swarm, "abcd"), swarm.committed
@@ -425,8 +423,7 @@ async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
         await trio.sleep(10)
         assert "journal is slow" in master.why_stuck()
         assert len(master.sessions) == 3
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         master.network.run_sync = quick  # type: ignore[method-assign]
         await settled(swarm, master, "abc", more=2)
         assert "gone" not in told(master)

@@ -70,8 +70,7 @@ async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
     """Return the names of the chunk owners of a round that begins now."""
     names = {sim.peer: name for name, sim in swarm.peers.items()}
     round_table = swarm.coordinator.scheduler.round_table
-    target = swarm.committed + 2
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(2)
     return {names[peer] for peer in round_table.past[-1].running().owners}
 
 

@@ -80,8 +80,7 @@ async def a_swarm(
 
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
     """Wait for more commits, then check that the named peers hold the same bits."""
-    target = swarm.committed + more
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(more)
     await swarm.come_to_rest(names)
     swarm.check_final(names)
     check_invariants(swarm.coordinator)
@@ -130,8 +129,7 @@ async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            target = swarm.committed + 8
-            await swarm.until(lambda: swarm.committed >= target)
+            await swarm.commit(8)
             left = sum(type(each) is Reduction for each in gc.get_objects())
         finally:
             gc.enable()
@@ -325,8 +323,7 @@ async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -
         swarm.world.freeze("c")
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         assert trio.current_time() - frozen_s < 3.0 + 1.0, "the deadline and a little"
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         swarm.world.thaw("c")
         await swarm.until(lambda: swarm.in_sync("c"))
         await settled(swarm, "abcd")
@@ -336,8 +333,7 @@ async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -
 async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
         swarm.world.partition("b", "c")
-        target = swarm.committed + 3
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(3)
         swarm.world.heal("b", "c")
         await swarm.until(lambda: all(swarm.in_sync(n) for n in "abcd"))
         await settled(swarm, "abcd")
