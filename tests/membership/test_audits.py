@@ -15,10 +15,8 @@ Each planted bug removes one rule, and the conversation of that name must miss i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,21 +57,21 @@ from tests.membership.table import (
     head_of,
     hello_of,
     root_of,
+    started,
 )
-from tests.plain import describe
 from tests.planting import Bugs, Patch
 
 ALL = "[reduce]\naudit = 1.0\n[membership]\nmin_members = 2\n"
 PEERS = (A, B, C, D, E)
 
-BUGS = Bugs()
+BUGS = Bugs(
+    {
+        "one word": planting.one_word,
+        "owns again": planting.owns_again,
+        "silence is guilt": planting.silence_is_guilt,
+    }
+)
 bug = BUGS.named
-
-
-def a_table(toml: str = ALL, peers: Sequence[str] = PEERS) -> Table:
-    table = Table(toml)
-    table.start(*peers)
-    return table
 
 
 def owner_of(order: Reduce) -> str:
@@ -166,14 +164,14 @@ def removed(table: Table) -> list[str]:
 
 
 def test_without_audits_nobody_checks() -> None:
-    table = a_table("")
+    table = started(*PEERS)
     order = table.reduce(*PEERS)
     table.reduced(order, *PEERS)
     table.hear(A, Commit)
 
 
 def test_nothing_is_committed_before_it_was_checked() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, _owner, checker, audit = to_check(table)
     table.hears_no(A, Commit)
     for other in PEERS:
@@ -182,17 +180,17 @@ def test_nothing_is_committed_before_it_was_checked() -> None:
     table.hears_no(A, Commit)
     table.say(checker, found(audit))
     table.hear(A, Commit)
-    assert describe(table.master, table.now_s)["audited"] == 1
+    assert table.status()["audited"] == 1
 
 
 @pytest.mark.parametrize("peers", [(A,), (A, B)])
 def test_of_two_nobody_checks(peers: tuple[str, ...]) -> None:
-    table = a_table("[reduce]\naudit = 1.0\n", peers)
+    table = started(*peers, toml="[reduce]\naudit = 1.0\n")
     table.commit(*peers)
 
 
 def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
     manifest = (ContributorRun(b"\x0f", 1),)
@@ -205,13 +203,8 @@ def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round()
 # ---------------------------------------------------------------- sums that differ
 
 
-@bug("one word")
-def _(patch: Patch) -> None:
-    planting.one_word(patch)
-
-
 def one_word() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     table.say(checker, found(audit, differs()))
     assert removed(table) == []
@@ -219,13 +212,8 @@ def one_word() -> None:
     rerun(table, order)
 
 
-@bug("owns again")
-def _(patch: Patch) -> None:
-    planting.owns_again(patch)
-
-
 def owns_again() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     table.say(checker, found(audit, differs()))
     assert "finds another sum than its owner" in table.announced()
@@ -240,7 +228,7 @@ def owns_again() -> None:
 
 
 def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     word(table, owner, others(owner, checker)[0])
     table.say(checker, found(audit, differs()))
@@ -253,13 +241,13 @@ def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
     assert RunHistory.replay(table.journal).members.is_out(owner)
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
     assert table.dropped(owner) is RefusalCode.KICKED
-    assert owner in describe(table.master, table.now_s)["revoked"]
+    assert owner in table.status()["revoked"]
 
 
 def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
     """Nobody has checked that; repaired, it would be spread as it is."""
-    table = Table(ALL, fragments=2)
-    first = table.reducing(*PEERS)
+    table = started(*PEERS, toml=ALL, fragments=2)
+    first = table.reduce(*PEERS)
     table.forget()
     (second,) = [r for r in table.master.scheduler.rounds.values() if r.number != first.round]
     for peer in PEERS:
@@ -280,7 +268,7 @@ def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
 
 
 def test_a_checker_is_not_asked_again_about_an_owner_that_it_has_contradicted() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     pair = owner, checker
     word(table, *pair)
@@ -326,7 +314,7 @@ def _(patch: Patch) -> None:
 
 def two_bytes() -> None:
     """One of the two may have sent unlike bytes, or said so: neither owns chunks, both stay."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     liar, other, _another = others(owner, checker)
     word(table, owner, other, liar)
@@ -337,7 +325,7 @@ def two_bytes() -> None:
 
 
 def test_a_contributor_that_is_all_that_contradictions_have_in_common_leaves() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     liar, other, another = others(owner, checker)
     word(table, other, another, liar)
@@ -352,7 +340,7 @@ def _(patch: Patch) -> None:
 
 
 def heard_for_ever() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     for other in others(owner, checker)[:ALONE_MAX]:
         word(table, other, checker)
@@ -364,7 +352,7 @@ def heard_for_ever() -> None:
 
 
 def test_the_operator_hears_of_a_checker_that_checks_no_more() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, checker, audit = to_check(table)
     word(table, others(owner, checker)[0], checker)
     table.say(checker, found(audit, differs()))
@@ -398,7 +386,7 @@ def _(patch: Patch) -> None:
 
 def withheld() -> None:
     """An owner that sends its checkers nothing is left out of the round, and stays in the run."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, first, audit = to_check(table)
     table.say(first, found(audit, unchecked(owner)))
     table.hears_no(first, Commit)
@@ -410,20 +398,9 @@ def withheld() -> None:
     assert owner in table.master.context.roster
 
 
-@bug("silence is guilt")
-def _(patch: Patch) -> None:
-    audited = Auditing.audited
-
-    def harsh(self: Auditing, member: Any, message: Audited) -> None:
-        findings = tuple(evolve(each, differs=True) for each in message.findings)
-        audited(self, member, evolve(message, findings=findings))
-
-    patch.setattr(Auditing, "audited", harsh)
-
-
 def silence_is_guilt() -> None:
     """A chunk that no checker could check is committed, and nobody is accused."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, owner, checker, audit = to_check(table)
     tried = []
     for _checker in range(CHECKERS_MAX):
@@ -435,11 +412,11 @@ def silence_is_guilt() -> None:
     assert len({owner, *tried}) == CHECKERS_MAX + 1
     table.hear(A, Commit)
     assert not table.master.scheduler.driver.audits.contradictions
-    assert describe(table.master, table.now_s)["audited"] == 0
+    assert table.status()["audited"] == 0
 
 
 def test_one_checkers_word_that_a_member_is_silent_costs_it_nothing() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, owner, first, audit = to_check(table)
     table.say(first, found(audit, unchecked(owner)))
     second, audit = ordered(table)
@@ -450,7 +427,7 @@ def test_one_checkers_word_that_a_member_is_silent_costs_it_nothing() -> None:
 
 @pytest.mark.fault("a checker is silent or slow", "a deadline", "another one checks")
 def test_a_checker_that_is_silent_is_replaced() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, _owner, first, late = to_check(table)
     table.wait(table.spec.membership.deadline_s + 1, *PEERS)
     second, audit = ordered(table)
@@ -462,7 +439,7 @@ def test_a_checker_that_is_silent_is_replaced() -> None:
 
 
 def test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, _owner, checker, _audit = to_check(table)
     for at in range(4):
         table.say(checker, Progress(1, 1, 1.0, None, "", 10 + at, 10 + at, 0, {}))
@@ -475,7 +452,7 @@ def test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer() -> None:
 
 def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:
     peers = (A, B, C)
-    table = a_table(peers=peers)
+    table = started(*peers, toml=ALL)
     _order, owner, checker, audit = to_check(table, peers)
     table.say(checker, found(audit, unchecked()))
     (left,) = {*peers} - {owner, checker}
@@ -490,7 +467,7 @@ def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:
     "the round is run again without it",
 )
 def test_an_owner_that_is_gone_before_it_was_checked_leaves_nothing_behind() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, owner, _checker, _audit = to_check(table)
     table.leave(owner)
     rerun(table, order, others(owner))
@@ -498,7 +475,7 @@ def test_an_owner_that_is_gone_before_it_was_checked_leaves_nothing_behind() -> 
 
 def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None:
     """The owner has sent its results and left; its own contribution cannot come again."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
     left = others(owner)
@@ -516,26 +493,26 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
 @pytest.mark.parametrize("came", [True, False])
 def test_a_contributor_that_is_gone_ends_no_check_and_begins_none(came: bool) -> None:
     """The checker may have its contribution; another checker cannot get it."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, owner, checker, audit = to_check(table)
     gone = others(owner, checker)[0]
     table.leave(gone)
     table.hears_no(owner, Commit)
     table.say(checker, found(audit) if came else found(audit, unchecked(gone)))
     table.hear(owner, Commit)
-    assert describe(table.master, table.now_s)["audited"] == came
+    assert table.status()["audited"] == came
 
 
 def test_a_checker_that_is_lost_leaves_its_chunk_unchecked() -> None:
     """The chunk has its contribution, which cannot come again."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, owner, checker, _audit = to_check(table)
     table.leave(checker)
     table.hear(owner, Commit)
 
 
 def test_chunks_that_a_successor_adds_are_checked_as_its_own() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
     left = others(owner)
@@ -555,7 +532,7 @@ def test_chunks_that_a_successor_adds_are_checked_as_its_own() -> None:
 
 
 def test_a_master_that_starts_during_a_check_has_it_made_again() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order, _owner, checker, audit = to_check(table)
     held = Reduced(order.round, order.attempt, DIGEST)
     table.restart()
@@ -579,7 +556,7 @@ def _(patch: Patch) -> None:
 
 def any_transfer() -> None:
     """A checker that gets a chunk of another one has not checked it with its first chunks."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     _order, _owner, checker, order = to_check(table)
     (round_,) = table.master.scheduler.rounds.values()
     audit = round_.running().audit
@@ -621,10 +598,8 @@ def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> No
 
 
 def test_every_rule_is_listed_above() -> None:
-    assert __doc__ is not None
     assert set(BUGS) == set(CONVERSATIONS)
-    for name in BUGS:
-        assert f"    {name} " in __doc__
+    assert BUGS.are_listed(__doc__)
 
 
 # ---------------------------------------------------------------- the draw

@@ -30,7 +30,7 @@ from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.simulation.invariants import check_leases
-from tests.planting import Bugs, Note, Patch, what_shows
+from tests.planting import Bugs, Note, Patch
 
 LENGTH = 40
 DEADLINE_S = 10.0
@@ -566,6 +566,4 @@ def breaks(seed: int) -> bool:
 @pytest.mark.planted
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: Patch, record_property: Note) -> None:
-    BUGS[name](monkeypatch)
-    seeds = range(SEEDS_MAX)
-    assert what_shows(BUGS.seeds[name], breaks, seeds, record_property) is not None
+    assert BUGS.is_found(name, monkeypatch, record_property, breaks, range(SEEDS_MAX))
