@@ -100,14 +100,25 @@ class Machines:
     def copy(self) -> list[JournalRecord]:
         return self.swarm.store.records()
 
-    async def take_over(self) -> tuple[list[JournalRecord], WitnessedMaster]:
-        """Start peers a, b and c, crash the master, and let a standby lead them; also return its
-        records.
+    @property
+    def leader(self) -> WitnessedMaster:
+        assert self.swarm.master is not None
+        return self.swarm.master
+
+    async def stand_in(self, *dead: str) -> tuple[list[JournalRecord], WitnessedMaster]:
+        """Start peers a, b and c, crash the master and some of them, and start a standby; also
+        return its records.
         """
         await self.start("abc")
         records = self.copy()
         self.swarm.crash_master()
-        new = await self.run("standby", records, behind=True)
+        for name in dead:
+            self.swarm.crash(name)
+        return records, await self.run("standby", records, behind=True)
+
+    async def take_over(self) -> tuple[list[JournalRecord], WitnessedMaster]:
+        """As ``stand_in``, until all three peers follow the standby."""
+        records, new = await self.stand_in()
         await settled(self.swarm, new, "abc")
         return records, new
 
@@ -223,12 +234,7 @@ async def test_a_copy_that_lacks_commits_adopts_what_the_members_hold() -> None:
 
 async def test_a_takeover_waits_for_more_than_half_and_kick_decides_otherwise() -> None:
     async with machines(spec()) as run:
-        await run.start("abc")
-        records = run.copy()
-        run.swarm.crash_master()
-        for name in "bc":
-            run.swarm.crash(name)
-        new = await run.run("standby", records, behind=True)
+        _records, new = await run.stand_in("b", "c")
         committed = run.swarm.committed
         await trio.sleep(40)
         assert run.swarm.committed == committed
@@ -241,12 +247,7 @@ async def test_a_takeover_waits_for_more_than_half_and_kick_decides_otherwise() 
 
 async def test_kick_lets_the_owner_take_over_with_fewer() -> None:
     async with machines(spec(min_members=1)) as run:
-        await run.start("abc")
-        records = run.copy()
-        run.swarm.crash_master()
-        for name in "bc":
-            run.swarm.crash(name)
-        new = await run.run("standby", records, behind=True)
+        _records, new = await run.stand_in("b", "c")
         await trio.sleep(20)
         for name in "bc":
             peer = run.swarm.peers[name].peer
@@ -347,9 +348,7 @@ def full(times: list[int]) -> Callable[[JournalStore, JournalRecord], None]:
 async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async with machines(spec()) as run:
         await run.start("abc")
-        swarm = run.swarm
-        master = swarm.master
-        assert master is not None
+        swarm, master = run.swarm, run.leader
         times = [12]
         monkeypatch.setattr(WitnessedStore, "append", full(times))
         committed = swarm.committed
@@ -374,8 +373,7 @@ async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: s
     """
     async with machines(spec(rewind_s=20)) as run:
         await run.start("abc")
-        swarm, master = run.swarm, run.swarm.master
-        assert master is not None
+        swarm, master = run.swarm, run.leader
         round_table = master.coordinator.scheduler.round_table
         await swarm.when(round_table.reducing, within_s=60)
         swarm.store.full = True
@@ -397,8 +395,7 @@ async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
 ) -> None:
     async with machines(spec()) as run:
         await run.start("abc")
-        master = run.swarm.master
-        assert master is not None
+        master = run.leader
         await master.see_through(master.coordinator.pause)
         assert any(isinstance(r, RunPaused) for r in run.swarm.store.records())
         monkeypatch.setattr(WitnessedStore, "append", full([1_000]))
@@ -410,9 +407,7 @@ async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
 async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
     async with machines(spec()) as run:
         await run.start("abc")
-        swarm = run.swarm
-        master = swarm.master
-        assert master is not None
+        swarm, master = run.swarm, run.leader
         quick = master.network.run_sync
 
         async def slow(function: Callable[[], object]) -> object:
@@ -459,9 +454,7 @@ async def lose_the_newest(run: Machines) -> tuple[int, int]:
 async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -> None:
     async with machines(spec(min_members=1, rewind_s=300)) as run:
         _older, newest = await lose_the_newest(run)
-        swarm = run.swarm
-        master = swarm.master
-        assert master is not None
+        swarm, master = run.swarm, run.leader
         await trio.sleep(100)
         swarm.add_peer("fresh")  # new weights are no way out
         await trio.sleep(60)
@@ -478,9 +471,7 @@ async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -
 async def test_when_they_do_not_come_the_run_goes_back_and_they_are_synced_later() -> None:
     async with machines(spec(min_members=1, rewind_s=60)) as run:
         _older, newest = await lose_the_newest(run)
-        swarm = run.swarm
-        master = swarm.master
-        assert master is not None
+        swarm, master = run.swarm, run.leader
         history = master.coordinator.context.history
         await swarm.until(lambda: history.rewinds.count == 1, within_s=120)
         assert history.versions[0] < newest
