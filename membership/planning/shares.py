@@ -16,7 +16,7 @@ and contributors only (n > 2), that is the weighted butterfly
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
 A pair of members with a limit of its own (a relayed one) ties shares together: then the program is
-solved as such. No shares can beat ``bound_s``; a ring needs ``ring_s``.
+solved as such. No shares can beat ``bound_s``.
 """
 
 from __future__ import annotations
@@ -140,16 +140,6 @@ def bound_s(work: Workload) -> float:
         )
         + 2 * work.delay_s
     )
-
-
-def ring_s(work: Workload) -> float:
-    """Return the time of a ring of the contributors: the slowest line carries all twice."""
-    count = work.contributor_count
-    slowest = min(
-        min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
-    )
-    passed = (count - 1) / count * (work.up_bytes + work.down_bytes)
-    return passed / slowest + 2 * (count - 1) * work.delay_s
 
 
 # ---------------------------------------------------------------- the best shares

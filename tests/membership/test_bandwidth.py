@@ -332,7 +332,6 @@ def test_a_round_remembers_what_it_should_have_taken() -> None:
     # 16 values in one chunk: its owner takes two contributions and gives two results.
     assert past["predicted_s"] == pytest.approx(2 * 64 / 1e3)
     assert past["bound_s"] == pytest.approx(4 / 3 * 64 / 1e3)
-    assert past["ring_s"] == pytest.approx(4 / 3 * 64 / 1e3)
 
 
 def test_predictions_do_not_count_twice_that_lines_were_taken_for_slower() -> None:
