@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
@@ -102,6 +103,28 @@ def told_to_record(reports: Iterable[object]) -> list[str]:
         for name, told in report.user_properties
         if name == TO_RECORD
     ]
+
+
+Make = Callable[[Any], object]  # of a function: what lacks its rule
+
+
+def always(value: object) -> Make:
+    return lambda _real: lambda *_: value
+
+
+def take_out(patch: Patch, function: tuple[Any, str, Make]) -> None:
+    """Put what lacks a rule in a function's place; of a module, also where it was imported.
+
+    Args:
+      function: its owner, its name, and what makes one without the rule of it.
+    """
+    owner, name, make = function
+    real = vars(owner)[name]
+    lacking, holders = make(real), [owner]
+    if isinstance(owner, ModuleType) and callable(real):
+        holders += [each for each in sys.modules.values() if vars(each).get(name) is real]
+    for holder in holders:
+        patch.setattr(holder, name, lacking)
 
 
 def spares_first(patch: Patch) -> None:

@@ -32,6 +32,7 @@ from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.swarm import RUN_ID, Swarm
 from holdfast.simulation.witnessed_services import WitnessedMaster, WitnessedStore
 from tests.plain import describe
+from tests.swarm.test_swarm import state_bytes
 
 STANDBY = Address("standby", 29700)
 SPEC = """
@@ -171,10 +172,6 @@ async def machines(toml: str, seed: int = 0) -> AsyncIterator[Machines]:
         async with trio.open_nursery() as nursery:
             yield Machines(Guarded(nursery, toml, seed=seed))
             nursery.cancel_scope.cancel()
-
-
-def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
-    return {n: swarm.peers[n].service.training.progress().state_received_bytes for n in names}
 
 
 def why(master: WitnessedMaster) -> str:

@@ -26,10 +26,10 @@ SEEDS = [
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_are_as_before_once_the_line_carries_both_ways(seed: int) -> None:
-    recovery = live_through(OneWay.of(seed))
-    between_peers = "master" not in (recovery.case.source, recovery.case.target)
-    if between_peers:
-        assert recovery.removed == (0, 0), "both are well: only what lies between them is not"
+    case = OneWay.of(seed)
+    removed = live_through(case)
+    if "master" not in (case.source, case.target):
+        assert removed == (0, 0), "both are well: only what lies between them is not"
 
 
 def test_the_cases_are_all_pairs_and_all_lengths() -> None:

@@ -7,7 +7,7 @@ the scene, do the harm and say what must come of it.
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -76,6 +76,15 @@ async def a_swarm(
         )
         yield swarm
         nursery.cancel_scope.cancel()
+
+
+def events(swarm: Swarm) -> list[str]:
+    return [event.text for event in swarm.coordinator.context.events]
+
+
+def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of the state that each peer has copied."""
+    return {n: swarm.peers[n].service.training.progress().state_received_bytes for n in names}
 
 
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
@@ -275,12 +284,11 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0, apply_s=0.03) as swarm:
         await swarm.until(lambda: in_phase(swarm, victim, phase))
         swarm.crash(victim)
-        spare = swarm.peers["d"].service
-        moved = spare.training.progress().state_received_bytes
+        moved = state_bytes(swarm, "d")
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         swarm.resume()
         await settled(swarm, "abcd".replace(victim, ""))
-        assert spare.training.progress().state_received_bytes == moved, "a promotion moves no state"
+        assert state_bytes(swarm, "d") == moved, "a promotion moves no state"
 
 
 async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
@@ -307,10 +315,10 @@ async def test_two_deaths_at_once() -> None:
 )
 async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
     async with a_swarm("abc") as swarm:
-        received = swarm.peers["b"].service.training.progress().state_received_bytes
+        received = state_bytes(swarm, "b")
         swarm.peers["b"].trainer.crash()
         await settled(swarm, "abc", more=12)
-        assert swarm.peers["b"].service.training.progress().state_received_bytes == received
+        assert state_bytes(swarm, "b") == received
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
@@ -369,9 +377,7 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
     layout = small_layout((3_000,), counters=1)
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0) as swarm:
         await swarm.until(lambda: in_phase(swarm, "a", phase))
-        received = {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
-        }
+        received = state_bytes(swarm, "abcd")
         swarm.crash_master()
         await trio.sleep(1)
         # Who comes back after the commit of a round that it holds copies it: so the spare comes
@@ -381,16 +387,9 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
         await swarm.until(lambda: "d" in attached(swarm))
         swarm.go_on("c")
         await settled(swarm, "abcd", more=3)
-        roles = {name: swarm.role(name) for name in "abcd"}
-        assert roles == {
-            "a": Role.CONTRIBUTOR,
-            "b": Role.CONTRIBUTOR,
-            "c": Role.CONTRIBUTOR,
-            "d": Role.SPARE,
-        }
-        assert received == {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
-        }
+        roles = [swarm.role(name) for name in "abcd"]
+        assert roles == [*[Role.CONTRIBUTOR] * 3, Role.SPARE]
+        assert received == state_bytes(swarm, "abcd")
 
 
 # ---------------------------------------------------------------- bad input
