@@ -10,7 +10,6 @@ from holdfast.membership.master.state.history import ROUNDS_SKIPPED
 from holdfast.membership.master.state.journal import (
     PeerRevoked,
     RoundCommitted,
-    RoundNumbered,
     RunPaused,
     RunRewound,
     TermStarted,
@@ -176,8 +175,10 @@ def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
 
 def test_who_is_kicked_is_not_waited_for() -> None:
     table = started(A, B, C)
-    cut(table, RoundNumbered)
-    table.join(A, hello=holding(A, 0))
+    table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    table.join(A, hello=holding(A, 1))
+    assert table.master.succession.waiting
     table.take(table.master.kick(B, "gone", table.now_s))
     table.take(table.master.kick(C, "gone", table.now_s))
     assert not table.master.succession.waiting

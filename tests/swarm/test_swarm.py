@@ -179,23 +179,7 @@ async def test_uneven_token_weights_are_the_divisor() -> None:
         assert a < b < c
 
 
-async def test_several_fragments_take_turns() -> None:
-    layout = small_layout((5, 3, 4, 6), counters=0)
-    async with a_swarm("abc", toml=spec(fragments=2), layout=layout) as swarm:
-        await settled(swarm, "abc", more=5)
-        assert {commit.fragment for commit in swarm.witness.commits} == {0, 1}
-
-
 # ---------------------------------------------------------------- coming and going
-
-
-async def test_a_joiner_takes_part_with_the_same_bits() -> None:
-    async with a_swarm("ab", toml=spec(contributors=0)) as swarm:
-        swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: swarm.role("late") is Role.CONTRIBUTOR)
-        await settled(swarm, "ab", more=2)
-        swarm.check_final(["a", "b", "late"])
-        assert len(swarm.witness.commits[-1].contributors) == 3
 
 
 @pytest.mark.fault(
@@ -291,16 +275,6 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
         assert state_bytes(swarm, "d") == moved, "a promotion moves no state"
 
 
-async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
-    async with a_swarm("abc", "d") as swarm:
-        swarm.crash("c")
-        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
-        swarm.restart("c")
-        await swarm.until(lambda: swarm.in_sync("c"))
-        await settled(swarm, "abcd")
-        assert swarm.role("c") is Role.SPARE
-
-
 @pytest.mark.fault("two die at once", "the same", "the round goes on with a quorum, or is void")
 async def test_two_deaths_at_once() -> None:
     async with a_swarm("abcde", toml=spec(contributors=0)) as swarm:
@@ -336,15 +310,6 @@ async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -
         await swarm.until(lambda: swarm.in_sync("c"))
         await settled(swarm, "abcd")
         assert swarm.role("c") is Role.SPARE
-
-
-async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
-    async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
-        swarm.world.partition("b", "c")
-        await swarm.commit(3)
-        swarm.world.heal("b", "c")
-        await swarm.until(lambda: all(swarm.in_sync(n) for n in "abcd"))
-        await settled(swarm, "abcd")
 
 
 async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it() -> None:
