@@ -273,6 +273,11 @@ class Table:
                 peer, m.Held(flush.round, flush.attempt, empty if results is None else results)
             )
 
+    def repair(self, *survivors: str) -> m.Repair:
+        """Answer a flush, with no results held, and return the repair that follows."""
+        self.hold(self.hear(survivors[0], m.Flush), *survivors)
+        return self.hear(survivors[0], m.Repair)
+
     def diagnosed(
         self,
         order: m.Reduce,
@@ -289,11 +294,16 @@ class Table:
             self.say(peer, m.Diagnosis(order.round, asked.attempt, contributions, results, digests))
 
     def reduced(
-        self, order: m.Reduce, *peers: str, digest: bytes = DIGEST, attempt: int | None = None
+        self,
+        order: m.Reduce,
+        *peers: str,
+        digest: bytes = DIGEST,
+        attempt: int | None = None,
+        manifest: tuple[m.ContributorRun, ...] = (),
     ) -> None:
         """Send the Reduced of these peers, by default for the order's attempt."""
         for peer in peers:
-            self.say(peer, m.Reduced(order.round, attempt or order.attempt, digest))
+            self.say(peer, m.Reduced(order.round, attempt or order.attempt, digest, manifest))
 
     def applied(self, order: m.Reduce, *peers: str, root: bytes | None = None) -> None:
         head = head_of(order.fragment, order.version + 1, root)

@@ -69,9 +69,7 @@ def test_what_failed_while_the_master_was_away_is_mended_when_it_is_back() -> No
         come_back(table, order, peer)
     table.say(A, m.ReduceFailed(order.round, order.attempt, (C,), False, "its link broke"))
     table.leave(C)
-    flush = table.hear(A, m.Flush)
-    table.hold(flush, A, B)
-    table.hear(B, m.Repair)
+    table.repair(A, B)
 
 
 def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from holdfast.membership.master import hello_checks
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.hello_checks import PROCESS_S, PROCESSES_MAX
 from holdfast.membership.master.state.journal import (
@@ -59,7 +58,7 @@ def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
 
 def test_there_are_at_most_512_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert m.MEMBERS_MAX == 512
-    monkeypatch.setattr(hello_checks.m, "MEMBERS_MAX", 3)
+    monkeypatch.setattr(m, "MEMBERS_MAX", 3)
     table = started(A, B, C)
     table.join(D)
     assert table.dropped(D) is m.RefusalCode.FULL

@@ -57,8 +57,7 @@ def test_the_death_of_the_repairer_is_repaired_again() -> None:
     table.reduce(A, B, C, D, E)
     owners_of(table, B, C, D, E, B)
     table.leave(B)
-    table.hold(table.hear(A, m.Flush), A, C, D, E)
-    first = table.hear(A, m.Repair)
+    first = table.repair(A, C, D, E)
     (successor,) = {a.owner for a in first.assignments if a.first_chunk == 0}
     table.leave(successor)
     left = [peer for peer in (A, C, D, E) if peer != successor]
@@ -245,12 +244,9 @@ def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
     weight = order.contributors[0].weight
     owners_of(table, A, B, C, D)
     table.leave(B)
-    flush = table.hear(A, m.Flush)
-    table.hold(flush, A, C, D)
-    repair = table.hear(A, m.Repair)
+    repair = table.repair(A, C, D)
     manifest = (m.ContributorRun(b"\x0d", 3), m.ContributorRun(b"\x09", 1))
-    for peer in (A, C, D):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST, manifest))
+    table.reduced(order, A, C, D, attempt=repair.attempt, manifest=manifest)
     status = table.status()
     (past,) = status["past_rounds"]
     shares = {each["peer"]: each["chunk_share"] for each in past["contributors"]}
@@ -290,8 +286,7 @@ def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
     table, order = reducing(A, B, C, D, E, toml=TEN_SECONDS)
     table.say(A, m.ReduceFailed(order.round, 1, (D,), False, "reset"))
     table.leave(B)
-    table.hold(table.hear(A, m.Flush), A, C, D, E)
-    repair = table.hear(A, m.Repair)
+    repair = table.repair(A, C, D, E)
     table.wait(2.0, A, C, D, E)
     assert D in table.master.context.roster  # under this attempt nobody has complained yet
     table.say(A, m.ReduceFailed(order.round, repair.attempt, (D,), False, "reset"))

@@ -572,8 +572,7 @@ def test_a_death_is_repaired_among_the_survivors() -> None:
     table.reduced(order, A, C)  # late answers of the first attempt
     assert not table.records(RoundCommitted)
     manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, 2, OTHER_DIGEST, manifest))
+    table.reduced(order, A, C, attempt=2, digest=OTHER_DIGEST, manifest=manifest)
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == OTHER_DIGEST
     assert record.commit.attempt == 2
@@ -622,8 +621,7 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
     table.hold(flush, A, C)
     repair = table.hear(A, m.Repair)
     manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, OTHER_DIGEST, manifest))
+    table.reduced(order, A, C, attempt=repair.attempt, digest=OTHER_DIGEST, manifest=manifest)
     assert table.records(RoundCommitted)
     assert table.hear(B, m.Commit)
     table.applied(order, A, C)
