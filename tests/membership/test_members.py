@@ -455,23 +455,6 @@ def test_a_donor_of_wrong_blocks_is_named_though_the_transfer_succeeded() -> Non
     assert counts == {"a": 1, "b": 0, "c": 0}
 
 
-def test_identical_state_costs_no_transfer() -> None:
-    table = started(A, B)
-    table.leave(B)
-    table.forget()
-    table.join(B, hello=hello_of(B, incarnation=9, heads=[head_of(0, 0)], lineage=LINEAGE))
-    table.hears_no(B, m.SyncFragment)
-    assert table.roles()["b"] == "contributor*"
-
-
-def test_a_peer_with_an_old_version_fetches_the_new_one() -> None:
-    table = started(A, B)
-    table.leave(B)
-    table.commit(A)
-    table.join(B, hello=holding(B, 0))
-    assert table.hear(B, m.SyncFragment).head == head_of(0, 1)
-
-
 @pytest.mark.fault(
     "a copy of the state differs", "its root is in the minority", "healed by the blocks that differ"
 )

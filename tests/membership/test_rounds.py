@@ -838,14 +838,6 @@ def test_late_and_foreign_answers_are_ignored() -> None:
 # ---------------------------------------------------------------- spares, leaving, the end
 
 
-def test_spares_get_every_result_and_every_commit() -> None:
-    table, order = reducing(A, spares=[B])
-    assert order.receivers == (A, B)
-    assert table.hear(B, m.Reduce) == order
-    table.reduced(order, A)
-    table.hear(B, m.Commit)
-
-
 def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
     table = started(A, B, C)
     table.ready(C)

@@ -357,13 +357,6 @@ def test_if_it_does_not_have_the_newest_version_the_run_goes_back() -> None:
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
 
 
-def test_zero_seconds_mean_never() -> None:
-    table = lost("rewind_s = 0\n")
-    table.join(B, hello=holding(B, 0, incarnation=2))
-    table.wait(10_000.0, B)
-    assert not table.records(RunRewound)
-
-
 def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
     table = lost()
     other = hello_of(B, heads=[head_of(0, 0, b"?" * 32)], lineage=LINEAGE, incarnation=2)
