@@ -39,7 +39,6 @@ from tests.membership.table import (
     sizes_of,
     started,
 )
-from tests.plain import describe
 
 OTHER_LAYOUT = m.ModelLayout((m.TensorSpec("w", (4, 8), "float32", "parameter"),))
 
@@ -228,13 +227,13 @@ def test_the_first_founder_with_a_trainer_is_asked() -> None:
     table = Table()
     table.join(A)  # may not found
     table.join(B, FOUNDER, hello_of(B, layout=None))  # has no trainer yet
-    assert "waiting for the trainer of b (bbbbbbbb)" in describe(table.master, 0.0)["why_waiting"]
+    assert "waiting for the trainer of b (bbbbbbbb)" in table.status()["why_waiting"]
     table.join(C, FOUNDER)
     table.hear(C, m.SupplyWeights)
     table.say(B, m.TrainerAttached(LAYOUT))
     table.hears_no(A, m.SupplyWeights)
     table.hears_no(B, m.SupplyWeights)
-    assert describe(table.master, 0.0)["state"] == "waiting for weights"
+    assert table.status()["state"] == "waiting for weights"
 
 
 def founded(

@@ -49,6 +49,15 @@ def cut(table: Table, *kinds: type) -> None:
     table.master = Coordinator.restore(table.spec, "ab" * 16, table.journal, table.term)
 
 
+def behind(rounds: int = 1, toml: str = "") -> Table:
+    """A, B and C have committed some rounds, of which the journal lacks the last one."""
+    table = started(A, B, C, toml=toml)
+    for _ in range(rounds):
+        table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    return table
+
+
 # ---------------------------------------------------------------- fencing
 
 
@@ -102,9 +111,7 @@ def test_who_obeys_another_start_of_this_term_is_refused_while_fewer_do() -> Non
 
 
 def test_a_version_that_more_than_half_hold_is_adopted() -> None:
-    table = started(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     table.join(A, hello=holding(A, 1))
     assert table.master.succession.waiting
     assert "1 of 3 contributors are here" in table.status()["why_waiting"]
@@ -119,9 +126,7 @@ def test_a_version_that_more_than_half_hold_is_adopted() -> None:
 
 
 def test_a_version_that_fewer_hold_is_given_up() -> None:
-    table = started(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     table.join(B, hello=holding(B, 0))
     table.join(A, hello=holding(A, 1))
     table.hears_no(A, m.SyncFragment)
@@ -160,9 +165,7 @@ def test_if_the_last_one_does_not_come_the_newest_version_is_the_runs() -> None:
 
 
 def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
-    table = started(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     for peer in (D, E):
         table.join(peer)
     table.wait(200.0, D, E)
@@ -174,9 +177,7 @@ def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
 
 
 def test_who_is_kicked_is_not_waited_for() -> None:
-    table = started(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     table.join(A, hello=holding(A, 1))
     assert table.master.succession.waiting
     table.take(table.master.kick(B, "gone", table.now_s))
@@ -420,10 +421,7 @@ def test_a_checkpoint_of_another_lineage_is_none() -> None:
 )
 def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
     """The journal lacks one of three rounds, and all states that are left are older."""
-    table = started(A, B, C, toml="[membership]\nrewind_s = 60\n")
-    for _ in range(3):
-        table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind(3, "[membership]\nrewind_s = 60\n")
     for peer in (A, B):
         table.join(peer, hello=holding(peer, 1))
     table.wait(50.0, A, B)
@@ -434,10 +432,7 @@ def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
 
 
 def test_what_lies_beyond_a_journal_that_is_behind_goes_before_what_is_older() -> None:
-    table = started(A, B, C, toml="[membership]\nrewind_s = 60\n")
-    for _ in range(3):
-        table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind(3, "[membership]\nrewind_s = 60\n")
     table.join(A, hello=on_disk(A, head_of(0, 1), holds=head_of(0, 3)))
     table.join(B, hello=holding(B, 1))
     table.wait(200.0, A, B)
