@@ -746,7 +746,7 @@ def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() 
 @pytest.mark.fault(
     "it dies between journal and message",
     "the `Hello`'s undecided results",
-    "`m.Welcome` tells who holds the result that it was committed",
+    "`Welcome` tells who holds the result that it was committed",
 )
 def test_a_decision_nobody_heard_of_survives_the_master() -> None:
     table, order = reducing(A, B)
