@@ -163,7 +163,7 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
     """
     judged = evolve(work, rates=tuple(cautious or work.rates))
     equal = equal_shares(work)
-    if are_nearly_best(judged, equal, best_shares(judged)):
+    if shares_s(judged, equal) <= UNEQUAL_GAIN_MIN * shares_s(judged, best_shares(judged)):
         return equal
     return best_shares(work)
 
@@ -171,11 +171,6 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
 def equal_shares(work: Workload) -> list[float]:
     barred, count = work.barred(), work.contributor_count
     return [0.0 if member in barred else 1 / (count - len(barred)) for member in range(count)]
-
-
-def are_nearly_best(work: Workload, shares: Sequence[float], best: Sequence[float]) -> bool:
-    """Return whether the best shares gain less than a tenth over these."""
-    return shares_s(work, shares) <= UNEQUAL_GAIN_MIN * shares_s(work, best)
 
 
 def filled_shares(work: Workload) -> list[float]:

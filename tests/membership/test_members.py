@@ -828,8 +828,7 @@ def test_status_is_plain_json_at_every_stage() -> None:
     assert status["rounds"][0]["attempt"] == 1
     member = status["members"][0]
     assert (member["step"], member["loss"], member["metrics"]) == (7, 1.25, {"lr": 0.1})
-    table.reduced(order, A, B)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, others=[C])
     table.join(D)
     status = json.loads(json.dumps(table.status()))
     assert status["counts"] == {"live": 4, "participating": 2, "contributed": 2}

@@ -223,8 +223,7 @@ def test_a_contributor_without_a_trainer_is_not_expected() -> None:
     assert [c.peer for c in order.contributors] == [A, B]
     assert C in order.receivers
     assert table.why(C) == "waiting for its trainer"
-    table.reduced(order, A, B)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, others=[C])
     table.forget()
     table.say(C, m.TrainerAttached(LAYOUT))
     table.hear(C, m.Open)
@@ -932,8 +931,7 @@ def test_finishing_does_not_wait_for_ever() -> None:
 
 def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> None:
     table, order = reducing(A, B, spares=[C, D], toml=TEN_SECONDS)
-    table.reduced(order, A, B)
-    table.applied(order, A, B, D)
+    table.complete(order, A, B, others=[D])
     assert table.roles()["c"] == "spare*"
     table.wait(10.0, A, B, C, D)
     assert table.roles()["c"] == "spare"

@@ -453,8 +453,7 @@ def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
         assert table.why(peer) == "waiting: all places and spares are taken"
     order = table.reduce(A, B)
     assert order.receivers == (A, B, C), "who waits gets no results either"
-    table.reduced(order, A, B)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, others=[C])
     table.forget()
     table.leave(B)
     assert table.roles()["c"] == "contributor*", "in sync: nothing is fetched"
