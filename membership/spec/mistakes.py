@@ -71,7 +71,7 @@ def check_tables(
     Args:
       kinds: the class of each table, by name.
     """
-    mistakes = [unknown("table", name, kinds, name) for name in document if name not in kinds]
+    mistakes = [_unknown("table", name, kinds, name) for name in document if name not in kinds]
     tables: dict[str, Any] = {}
     for name, kind in kinds.items():
         values = document.get(name, {})
@@ -84,7 +84,7 @@ def check_tables(
             place = f"{name}.{key}"
             reason = gone_reason(place, values[key])
             gone = Mistake((place,), f"{key}: {reason}")
-            mistakes.append(gone if reason else unknown("key", key, fields, place))
+            mistakes.append(gone if reason else _unknown("key", key, fields, place))
         refused = [
             Mistake((f"{name}.{key}",), reason)
             for key, value in known.items()
@@ -96,7 +96,7 @@ def check_tables(
     return tables, mistakes
 
 
-def unknown(what: str, name: str, known: Iterable[str], place: str) -> Mistake:
+def _unknown(what: str, name: str, known: Iterable[str], place: str) -> Mistake:
     near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     return Mistake((place,), f"unknown {what} ({hint})", near)
