@@ -21,10 +21,10 @@ from ..daemon.master.leadership import Leader, Leadership
 from ..membership.master.coordinator import Coordinator
 from ..membership.master.state.journal import TermStarted
 from ..membership.master.state.master_effects import Effect
-from ..membership.master.status.invariants import check_invariants
 from ..protocol.addresses import Address
 from ..protocol.trust.authority import Party
 from .frozen_hosts import on_host
+from .invariants import check_invariants
 from .simulated_database import DatabaseClient, LeasedJournal, SimulatedDatabase
 from .swarm import RUN_ID, Swarm
 from .witness import ViolationError

@@ -24,7 +24,6 @@ from ..daemon.process.tasks import only_error
 from ..membership.master.coordinator import Coordinator
 from ..membership.master.state.journal import RunCreated, TermStarted
 from ..membership.master.state.master_effects import Effect
-from ..membership.master.status.invariants import check_invariants
 from ..membership.spec.spec import TOPK_CODECS, RunSpec
 from ..protocol.addresses import Address
 from ..protocol.errors import EvictedError, UserError
@@ -32,6 +31,7 @@ from ..protocol.messages import ModelLayout, Role
 from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
+from .invariants import check_invariants
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
 from .scenario import MASTER, SPARE
@@ -465,8 +465,9 @@ class Swarm:
             while not condition():
                 await self._changed.park()
 
-    async def commit(self, *, within_s: float) -> None:
-        target = self.committed + 1
+    async def commit(self, count: int = 1, *, within_s: float = 600.0) -> None:
+        """Wait for more commits."""
+        target = self.committed + count
         await self.when(lambda: self.committed >= target, within_s=within_s)
 
     @property

@@ -10,10 +10,14 @@ soak` does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.routes.routes import Routes
@@ -30,22 +34,46 @@ class Bugs(dict[str, Plant]):
 
     Attributes:
       seeds: by name, the seed that is known to show it.
+      shown_by: by name, what else a run that shows it needs.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, plants: Mapping[str, Plant] = MappingProxyType({})) -> None:
+        super().__init__(plants)
         self.seeds: dict[str, int] = {}
+        self.shown_by: dict[str, tuple[Any, ...]] = {}
 
-    def named(self, name: str, *, seed: int | None = None) -> Callable[[Plant], Plant]:
+    def named(
+        self, name: str, *shown_by: object, seed: int | None = None
+    ) -> Callable[[Plant], Plant]:
         """A decorator: the function plants the bug of this name, which this seed shows."""
 
         def register(plant: Plant) -> Plant:
             self[name] = plant
+            self.shown_by[name] = shown_by
             if seed is not None:
                 self.seeds[name] = seed
             return plant
 
         return register
+
+    def is_found(
+        self,
+        name: str,
+        patch: Patch,
+        note: Note,
+        shows: Callable[[int], object],
+        seeds: Iterable[int],
+    ) -> bool:
+        """Plant a bug; return whether a seed shows it (see ``what_shows``)."""
+        self[name](patch)
+        return what_shows(self.seeds.get(name), shows, seeds, note) is not None
+
+    def are_listed(self, text: str | None) -> bool:
+        """Return whether a docstring tells all of them and no others, each from column 4 on."""
+        told = re.findall(r"^    (?=\S)(.*)", text or "", re.MULTILINE)
+        return len(told) == len(self) and all(
+            any(each.startswith(f"{name} ") for each in told) for name in self
+        )
 
 
 def what_shows(
@@ -77,6 +105,28 @@ def told_to_record(reports: Iterable[object]) -> list[str]:
     ]
 
 
+Make = Callable[[Any], object]  # of a function: what lacks its rule
+
+
+def always(value: object) -> Make:
+    return lambda _real: lambda *_: value
+
+
+def take_out(patch: Patch, function: tuple[Any, str, Make]) -> None:
+    """Put what lacks a rule in a function's place; of a module, also where it was imported.
+
+    Args:
+      function: its owner, its name, and what makes one without the rule of it.
+    """
+    owner, name, make = function
+    real = vars(owner)[name]
+    lacking, holders = make(real), [owner]
+    if isinstance(owner, ModuleType) and callable(real):
+        holders += [each for each in sys.modules.values() if vars(each).get(name) is real]
+    for holder in holders:
+        patch.setattr(holder, name, lacking)
+
+
 def spares_first(patch: Patch) -> None:
     """Plant it: whoever reaches nobody costs all spares the results."""
     original = Routes.together
@@ -91,6 +141,17 @@ def spares_first(patch: Patch) -> None:
 def one_word(patch: Patch) -> None:
     """Plant it: the word of one checker removes an owner."""
     patch.setattr(Auditing, "_is_common", lambda *_: True)
+
+
+def silence_is_guilt(patch: Patch) -> None:
+    """Plant it: a chunk that cannot be checked counts as wrong."""
+    audited = Auditing.audited
+
+    def harsh(self: Auditing, member: Any, message: Any) -> None:
+        findings = tuple(evolve(each, differs=True) for each in message.findings)
+        audited(self, member, evolve(message, findings=findings))
+
+    patch.setattr(Auditing, "audited", harsh)
 
 
 def owns_again(patch: Patch) -> None:

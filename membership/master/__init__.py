@@ -1,6 +1,6 @@
 """The rules of the master. Pure.
 
-status        the state as plain JSON, and the invariants
+status        the state as plain records
 coordinator   entry of every event of a run; beside it the rules for members that come, leave and
               contribute
 rounds        rounds and their reductions

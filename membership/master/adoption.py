@@ -32,7 +32,7 @@ from .state.roster import Member
 
 # After the last contributor. Peers try to reach their master every 2 s.
 LISTENERS_WAIT_S = 3.0
-UNKNOWN = PlanEstimate(None, 0.0, 0.0, 0)  # the plan's estimate is not in the journal
+UNKNOWN = PlanEstimate(None, 0.0, 0)  # the plan's estimate is not in the journal
 
 
 class Adoption:

@@ -25,18 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
+from ...protocol import messages as m
 from ...protocol.errors import LocalProtocolError
-from ...protocol.messages import (
-    Heartbeat,
-    Hello,
-    Measured,
-    Message,
-    Progress,
-    RefusalCode,
-    Renew,
-    TermClaim,
-    View,
-)
 from ..planning.bandwidth import Bandwidths
 from ..shared.event_kind import EventKind
 from ..spec.spec import RunSpec
@@ -174,7 +164,7 @@ class Coordinator:
     def attach(
         self,
         peer: str,
-        hello: Hello,
+        hello: m.Hello,
         grant: Grant,
         now_s: float,
         host: str = "",
@@ -195,7 +185,7 @@ class Coordinator:
         return self._event(now_s, self._attach, peer, hello, grant, connection, settle)
 
     def _attach(
-        self, peer: str, hello: Hello, grant: Grant, connection: Connection, settle: bool
+        self, peer: str, hello: m.Hello, grant: Grant, connection: Connection, settle: bool
     ) -> bool:
         if self.attachment.refuse(peer, hello):
             return False
@@ -217,7 +207,7 @@ class Coordinator:
         return settle
 
     def receive(
-        self, peer: str, message: Message, now_s: float, *, settle: bool = True
+        self, peer: str, message: m.Message, now_s: float, *, settle: bool = True
     ) -> list[Effect]:
         """Handle a member's message. A message that was overtaken by its sender's removal is
         ignored.
@@ -227,16 +217,16 @@ class Coordinator:
         """
         return self._event(now_s, self._receive, peer, message, settle)
 
-    def _receive(self, peer: str, message: Message, settle: bool) -> bool:
+    def _receive(self, peer: str, message: m.Message, settle: bool) -> bool:
         member = self.context.roster.get(peer)
         if member is None:
             return False
         self.context.detector.heard(peer, self.context.now_s)
-        if isinstance(message, Heartbeat | Renew):
+        if isinstance(message, m.Heartbeat | m.Renew):
             return False  # a sign of life; the daemon answers Renew
         self.handlers.handle(member, message)
         self.context.change_count += 1
-        return settle and not isinstance(message, Progress | Measured)
+        return settle and not isinstance(message, m.Progress | m.Measured)
 
     def settle(self, now_s: float) -> list[Effect]:
         """Draw the conclusions of messages that were only noted."""
@@ -302,7 +292,7 @@ class Coordinator:
         if self.succession.kicked(peer):
             self.departures.expect_return(again=True)
         why = f"removed by the run's operator: {quoted(reason)}"
-        self.removal.evict(peer, RefusalCode.KICKED, why)
+        self.removal.evict(peer, m.RefusalCode.KICKED, why)
         self.state_sync.missing.discard(peer)
         self.state_sync.votes.unheard.discard(peer)
         return True
@@ -332,7 +322,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ events: other masters, the daemon
 
-    def met(self, claim: TermClaim, who: str, now_s: float) -> list[Effect]:
+    def met(self, claim: m.TermClaim, who: str, now_s: float) -> list[Effect]:
         """Handle another master of this run that says which term it serves."""
         met = self.succession.met
         return self._event(now_s, met, claim.term, claim.nonce, claim.followers, who)
@@ -357,7 +347,7 @@ class Coordinator:
         detector, now_s = self.context.detector, self.context.now_s
         for peer in detector.silent(now_s):
             silent_s = detector.silent_s(peer, now_s)
-            self.removal.evict(peer, RefusalCode.SILENT, f"no sign of life for {silent_s:.1f} s")
+            self.removal.evict(peer, m.RefusalCode.SILENT, f"no sign of life for {silent_s:.1f} s")
         return True
 
     def overslept(self, now_s: float) -> list[Effect]:
@@ -395,7 +385,7 @@ class Coordinator:
     def _receiving(self) -> set[str]:
         """Return the members that receive something over links, which must stay as they are."""
         roster = self.context.roster
-        busy = {m.peer for m in roster if any(copy.fetch is not None for copy in m.copies)}
+        busy = {each.peer for each in roster if any(copy.fetch is not None for copy in each.copies)}
         for round_ in self.scheduler.round_table.reducing():
             busy.update(round_.running().receivers)
         return busy
@@ -439,7 +429,7 @@ class Coordinator:
         force, self._view_due = self._view_due, False
         if roster.next_view(self.context.history.members.places, force=force):
             self.context.send_all(
-                View(roster.view_number, roster.view_members, self.context.history.step)
+                m.View(roster.view_number, roster.view_members, self.context.history.step)
             )
 
     def _evict_hopeless(self) -> bool:

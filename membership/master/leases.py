@@ -349,15 +349,3 @@ class Leases:
         """Return when leases of a peer that is gone become free."""
         due = (kept.until_s for kept in self.kept.values())
         return min((each for each in due if each > self.context.settled_s), default=math.inf)
-
-    def check(self) -> None:
-        """Raise AssertionError unless each position has exactly one state. For tests."""
-        parts = [self._data.spent, self.free, *self.held.values()]
-        parts += [kept.ranges for kept in self.kept.values()]
-        reached = 0
-        for start, stop in sorted(pair for part in parts for pair in part):
-            assert start >= reached, "a lease is in two states"
-            assert start == reached, "a lease is lost"
-            reached = stop
-        assert reached == self.cursor, "a lease is lost"
-        assert self.cursor <= self._data.reserved, "a lease that no record reserves"

@@ -15,7 +15,7 @@ from attrs import frozen
 from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce
 from ..spec.spec import RunSpec
 from .bandwidth import LineCapacities
-from .shares import Workload, bound_s, chosen_shares, reduction_s, ring_s
+from .shares import Workload, bound_s, chosen_shares, reduction_s
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
@@ -61,14 +61,12 @@ class PlanEstimate:
       predicted_s: of this plan, if the lines carry what was measured; None: some contributor's line
         is only assumed.
       bound_s: no plan can be faster over these lines.
-      ring_s: the time of a ring of the same contributors.
       guessed_count: members whose lines are not measured yet; if no line is, the other times mean
         nothing.
     """
 
     predicted_s: float | None
     bound_s: float
-    ring_s: float
     guessed_count: int
 
 
@@ -113,7 +111,6 @@ def make_plan(
     return plan, PlanEstimate(
         predicted_s=predicted_s,
         bound_s=bound_s(work),
-        ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
 

@@ -16,7 +16,7 @@ and contributors only (n > 2), that is the weighted butterfly
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
 A pair of members with a limit of its own (a relayed one) ties shares together: then the program is
-solved as such. No shares can beat ``bound_s``; a ring needs ``ring_s``.
+solved as such. No shares can beat ``bound_s``.
 """
 
 from __future__ import annotations
@@ -142,16 +142,6 @@ def bound_s(work: Workload) -> float:
     )
 
 
-def ring_s(work: Workload) -> float:
-    """Return the time of a ring of the contributors: the slowest line carries all twice."""
-    count = work.contributor_count
-    slowest = min(
-        min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
-    )
-    passed = (count - 1) / count * (work.up_bytes + work.down_bytes)
-    return passed / slowest + 2 * (count - 1) * work.delay_s
-
-
 # ---------------------------------------------------------------- the best shares
 
 
@@ -173,7 +163,7 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
     """
     judged = evolve(work, rates=tuple(cautious or work.rates))
     equal = equal_shares(work)
-    if are_nearly_best(judged, equal, best_shares(judged)):
+    if shares_s(judged, equal) <= UNEQUAL_GAIN_MIN * shares_s(judged, best_shares(judged)):
         return equal
     return best_shares(work)
 
@@ -181,11 +171,6 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
 def equal_shares(work: Workload) -> list[float]:
     barred, count = work.barred(), work.contributor_count
     return [0.0 if member in barred else 1 / (count - len(barred)) for member in range(count)]
-
-
-def are_nearly_best(work: Workload, shares: Sequence[float], best: Sequence[float]) -> bool:
-    """Return whether the best shares gain less than a tenth over these."""
-    return shares_s(work, shares) <= UNEQUAL_GAIN_MIN * shares_s(work, best)
 
 
 def filled_shares(work: Workload) -> list[float]:

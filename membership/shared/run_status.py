@@ -186,7 +186,6 @@ class RelayRow:
     """A relay's limits, and what it forwards now."""
 
     bytes_per_s: float
-    pairs_max: int
     quota_bytes: int | None
     pairs: int
     streams: int
@@ -289,7 +288,6 @@ class PlanRow:
         float | None, about("Null: the line of a contributor is not measured yet.")
     ]
     bound_s: float
-    ring_s: float
     guessed_count: int
     took_s: float
 
@@ -313,7 +311,6 @@ class RoundRow:
     contributors: tuple[ContributorRow, ...]
     reported: tuple[str, ...]
     lost: Annotated[dict[str, str], about("By peer: why the round goes on without it.")]
-    flushing: bool
     repairs: int
     reruns: int
 

@@ -120,7 +120,7 @@ def preset_settings(document: Document) -> dict[str, bool | int | float | str]:
 
 
 def with_preset(document: Document) -> Document:
-    """Return a copy of the document in which its preset has set what it leaves out."""
+    """Return a copy of the document in which preset and groups have set what it leaves out."""
     filled = {
         name: dict(values) if isinstance(values, dict) else values
         for name, values in document.items()
@@ -128,6 +128,10 @@ def with_preset(document: Document) -> Document:
     for place, value in preset_settings(document).items():
         table, key = place.split(".")
         filled.setdefault(table, {})[key] = value
+    diloco = filled.get("diloco")
+    groups = diloco.get("groups") if isinstance(diloco, dict) else None
+    if groups and isinstance(groups, list):
+        filled["diloco"].setdefault("fragments", len(groups))
     return filled
 
 

@@ -6,23 +6,19 @@ Every other timeout of the system is derived from ``membership.deadline_s``: the
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
 import attrs
 from attrs import Factory, field, frozen
 
-from ...protocol.errors import UserError
 from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, SAMPLES_MAX
-from .preset import PRESETS, Document, gone_reason, with_preset
+from .mistakes import Mistake, SpecError, check_length, check_tables, read_document
+from .preset import PRESETS, with_preset
 
-SPEC_EXIT_CODE = 3
-SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
 # Values of codec_up and codec_down; ``collectives`` has the same list and defines them.
 FIXED_CODECS = ("fp32", "bf16", "int8", "nf4")
 TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
@@ -310,49 +306,42 @@ TABLES: dict[str, type] = {
 }
 
 
-@frozen
-class Contradiction:
-    """Settings (``table.key``) that are valid each, but not together."""
-
-    keys: tuple[str, ...]
-    text: str
-
-
 def contradictions(
     diloco: DilocoTable, members: MembershipTable, reduce: ReduceTable
-) -> Iterator[Contradiction]:
+) -> Iterator[Mistake]:
+    """Yield the settings that are valid each, but not together."""
     if diloco.groups and len(diloco.groups) != diloco.fragments:
-        yield Contradiction(
+        yield Mistake(
             ("diloco.fragments", "diloco.groups"),
             f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
             f"is {diloco.fragments}: leave fragments out",
         )
     if diloco.fragments > diloco.sync_every:
-        yield Contradiction(
+        yield Mistake(
             ("diloco.fragments", "diloco.sync_every"),
             f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
             " there would be several rounds per step",
         )
     if diloco.overlap_steps > diloco.sync_every:
-        yield Contradiction(
+        yield Mistake(
             ("diloco.overlap", "diloco.sync_every"),
             f"overlap ({diloco.overlap}) must not exceed sync_every ({diloco.sync_every})",
         )
     for key in ("codec_up", "codec_down"):
         codecs = getattr(reduce, key)
         if isinstance(codecs, tuple) and len(codecs) != diloco.fragments:
-            yield Contradiction(
+            yield Mistake(
                 (f"reduce.{key}", "diloco.fragments"),
                 f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
                 "each, or one for all",
             )
     if reduce.lanes > reduce.lanes_max:
-        yield Contradiction(
+        yield Mistake(
             ("reduce.lanes", "reduce.lanes_max"),
             f"lanes ({reduce.lanes}) must not exceed lanes_max ({reduce.lanes_max})",
         )
     if members.contributors and members.min_members > members.contributors:
-        yield Contradiction(
+        yield Mistake(
             ("membership.min_members", "membership.contributors"),
             f"min_members ({members.min_members}) must not exceed contributors "
             f"({members.contributors}): no round could ever open",
@@ -392,37 +381,18 @@ class RunSpec:
 
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:
-        """Parse and check ``run.toml``; raise UserError with its first mistake."""
-        document = with_preset(_read(toml_text))
-        _refuse_unknown(document, list(TABLES), "table")
-        given: dict[str, dict[str, Any]] = {}
-        for name, kind in TABLES.items():
-            values = document.get(name, {})
-            if not isinstance(values, dict):
-                raise _spec_error(f"{name} must be a table: [{name}]")
-            for key in values:
-                if reason := gone_reason(f"{name}.{key}", values[key]):
-                    raise _spec_error(f"[{name}] {key}: {reason}", hint=reason)
-            _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
-            given[name] = values
-        tables: dict[str, Any] = {}
-        groups = given["diloco"].get("groups")
-        if groups and isinstance(groups, list):
-            given["diloco"] = {"fragments": len(groups), **given["diloco"]}
-        try:
-            for name, kind in TABLES.items():
-                try:
-                    tables[name] = kind(**given[name])
-                except ValueError as error:
-                    raise ValueError(f"[{name}] {error}") from error
-            spec = cls(**tables)
-        except ValueError as error:
-            preset = given["run"].get("preset")
-            named = isinstance(preset, str) and preset in PRESETS
-            why = f' (preset = "{preset}" sets what the file leaves out)' if named else ""
-            raise _spec_error(f"{error}{why}") from error
-        if len(spec.toml_text) > SPEC_CHARS_MAX:  # all of it may be longer than what was given
-            raise _too_long()
+        """Parse and check ``run.toml``; raise SpecError with all its mistakes."""
+        document = with_preset(read_document(toml_text))
+        tables, mistakes = check_tables(document, TABLES)
+        if tables.keys() >= {"diloco", "membership", "reduce"}:
+            preset = tables["run"].preset if "run" in tables else ""
+            why = f' (preset = "{preset}" sets what the file leaves out)' if preset else ""
+            found = contradictions(tables["diloco"], tables["membership"], tables["reduce"])
+            mistakes += [attrs.evolve(each, text=each.text + why) for each in found]
+        if mistakes:
+            raise SpecError(mistakes)
+        spec = cls(**tables)
+        check_length(spec.toml_text)  # all of it may be longer than what was given
         return spec
 
     @property
@@ -457,17 +427,6 @@ class RunSpec:
         return self.membership.deadline_s / 10
 
 
-def _read(toml_text: str) -> Document:
-    if len(toml_text) > SPEC_CHARS_MAX:
-        raise _too_long()
-    try:
-        return tomllib.loads(toml_text)
-    except ValueError as error:  # of TOML, or a number of too many digits
-        raise _spec_error(str(error)) from error
-    except RecursionError as error:
-        raise _spec_error("its values are nested too deeply") from error
-
-
 def _toml(value: object) -> str:
     """Format a value as TOML would have it."""
     if isinstance(value, bool):
@@ -478,19 +437,3 @@ def _toml(value: object) -> str:
         # A basic string of TOML has the escapes of JSON, and needs one more.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
-
-
-def _too_long() -> UserError:
-    return _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
-
-
-def _spec_error(reason: str, hint: str = "") -> UserError:
-    return UserError(f"run.toml: {reason}", exit_code=SPEC_EXIT_CODE, hint=hint)
-
-
-def _refuse_unknown(values: dict[str, Any], known: list[str], what: str) -> None:
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise _spec_error(f"unknown {what}: {name!r} ({hint})", hint=hint)

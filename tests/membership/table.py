@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.state.journal import JournalRecord, RunCreated
@@ -14,69 +14,46 @@ from holdfast.membership.master.state.master_effects import (
     RecordDurably,
     SendMessage,
 )
-from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    Applied,
-    Diagnose,
-    Diagnosis,
-    Flush,
-    FragmentHead,
-    FragmentSize,
-    Heartbeat,
-    Held,
-    Hello,
-    MadeDigest,
-    Message,
-    ModelLayout,
-    Ready,
-    Reduce,
-    Reduced,
-    RefusalCode,
-    Role,
-    Synced,
-    SyncFragment,
-    TensorSpec,
-    WeightsSupplied,
-)
+from holdfast.protocol import messages as m
+from holdfast.simulation.invariants import check_invariants
 from tests.plain import describe
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=m.Message)
 R = TypeVar("R", bound=JournalRecord)
 
 RUN_ID = "ab" * 16
-LAYOUT = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
+LAYOUT = m.ModelLayout((m.TensorSpec("w", (4, 4), "float32", "parameter"),))
 LINEAGE = b"L" * 32
 A, B, C, D, E = ("a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32)
-CONTRIBUTOR = Grant(Role.CONTRIBUTOR)
-FOUNDER = Grant(Role.CONTRIBUTOR, founder=True)
-SPARE = Grant(Role.SPARE)
+CONTRIBUTOR = Grant(m.Role.CONTRIBUTOR)
+FOUNDER = Grant(m.Role.CONTRIBUTOR, founder=True)
+SPARE = Grant(m.Role.SPARE)
 DIGEST = b"D" * 32
 OTHER_DIGEST = b"X" * 32
+TEN_SECONDS = "[membership]\ndeadline_s = 10.0\n"
 
 
 def root_of(fragment: int, version: int) -> bytes:
     return bytes([fragment, version % 256]) * 16
 
 
-def head_of(fragment: int, version: int, root: bytes | None = None) -> FragmentHead:
-    return FragmentHead(fragment, version, root_of(fragment, version) if root is None else root)
+def head_of(fragment: int, version: int, root: bytes | None = None) -> m.FragmentHead:
+    return m.FragmentHead(fragment, version, root_of(fragment, version) if root is None else root)
 
 
 def hello_of(
     peer: str,
     *,
     incarnation: int = 1,
-    layout: ModelLayout | None = LAYOUT,
-    heads: Sequence[FragmentHead] = (),
+    layout: m.ModelLayout | None = LAYOUT,
+    heads: Sequence[m.FragmentHead] = (),
     lineage: bytes = b"",
-    undecided: Sequence[Reduced] = (),
+    undecided: Sequence[m.Reduced] = (),
     run_id: str = RUN_ID,
-    versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
-) -> Hello:
-    return Hello(
+    versions: tuple[int, int] = (m.VERSION_MIN, m.VERSION_MAX),
+) -> m.Hello:
+    return m.Hello(
         version_min=versions[0],
         version_max=versions[1],
         run_id=run_id,
@@ -90,10 +67,21 @@ def hello_of(
     )
 
 
-def sizes_of(fragments: int) -> tuple[FragmentSize, ...]:
+def holding(peer: str, version: int, *undecided: m.Reduced, incarnation: int = 1) -> m.Hello:
+    """Return the ``Hello`` of a peer that holds a version of the run's first fragment."""
+    return hello_of(
+        peer,
+        heads=[head_of(0, version)],
+        lineage=LINEAGE,
+        incarnation=incarnation,
+        undecided=undecided,
+    )
+
+
+def sizes_of(fragments: int) -> tuple[m.FragmentSize, ...]:
     """``LAYOUT``'s sixteen values, all but one of them in the first fragments."""
     counts = [16 - (fragments - 1), *[1] * (fragments - 1)]
-    return tuple(FragmentSize(count, count, 0) for count in counts)
+    return tuple(m.FragmentSize(count, count, 0) for count in counts)
 
 
 class Table:
@@ -107,7 +95,7 @@ class Table:
         self.now_s = 100.0
         self.master = Coordinator.restore(self.spec, RUN_ID, self.journal, self.term)
         self.effects: list[Effect] = []  # of the last call
-        self.heard: dict[str, list[Message]] = {}  # not asked for yet, by peer
+        self.heard: dict[str, list[m.Message]] = {}  # not asked for yet, by peer
 
     # ------------------------------------------------------------ what happens
 
@@ -122,11 +110,11 @@ class Table:
         return effects
 
     def join(
-        self, peer: str, grant: Grant = CONTRIBUTOR, hello: Hello | None = None, host: str = ""
+        self, peer: str, grant: Grant = CONTRIBUTOR, hello: m.Hello | None = None, host: str = ""
     ) -> None:
         self.take(self.master.attach(peer, hello or hello_of(peer), grant, self.now_s, host=host))
 
-    def say(self, peer: str, *messages: Message) -> None:
+    def say(self, peer: str, *messages: m.Message) -> None:
         for message in messages:
             self.take(self.master.receive(peer, message, self.now_s))
 
@@ -154,7 +142,7 @@ class Table:
 
     def _beat(self, alive: Sequence[str]) -> None:
         for peer in alive:
-            self.take_all(self.master.receive(peer, Heartbeat(0), self.now_s))
+            self.take_all(self.master.receive(peer, m.Heartbeat(0), self.now_s))
 
     def take_all(self, effects: list[Effect]) -> None:
         before = self.effects
@@ -178,8 +166,8 @@ class Table:
                 return message
         raise AssertionError(f"{peer[0]} has not heard {kind.__name__}, only {inbox}")
 
-    def hears_no(self, peer: str, kind: type[Message]) -> None:
-        assert not [m for m in self.heard.get(peer, []) if isinstance(m, kind)]
+    def hears_no(self, peer: str, kind: type[m.Message]) -> None:
+        assert not [each for each in self.heard.get(peer, []) if isinstance(each, kind)]
 
     def forget(self) -> None:
         """Forget all messages so far."""
@@ -189,7 +177,7 @@ class Table:
     def records(self, kind: type[R]) -> list[R]:
         return [record for record in self.journal if isinstance(record, kind)]
 
-    def dropped(self, peer: str) -> RefusalCode:
+    def dropped(self, peer: str) -> m.RefusalCode:
         (drop,) = [e for e in self.effects if isinstance(e, DropPeer) and e.peer == peer]
         return drop.code
 
@@ -203,16 +191,19 @@ class Table:
             for info in self.master.context.roster.view_members
         }
 
+    def status(self) -> dict[str, Any]:
+        return describe(self.master, self.now_s)
+
     def why(self, peer: str) -> str:
-        members = describe(self.master, self.now_s)["members"]
-        return str(next(m["why"] for m in members if m["peer"] == peer))
+        members = self.status()["members"]
+        return str(next(row["why"] for row in members if row["peer"] == peer))
 
     # ------------------------------------------------------------ whole chapters
 
     def found(
         self,
         peer: str = A,
-        hello: Hello | None = None,
+        hello: m.Hello | None = None,
         host: str = "",
         grant: Grant = FOUNDER,
     ) -> None:
@@ -221,7 +212,7 @@ class Table:
         self.join(peer, grant, hello, host)
         self.say(
             peer,
-            WeightsSupplied(
+            m.WeightsSupplied(
                 LAYOUT,
                 sizes_of(count),
                 tuple(head_of(fragment, 0) for fragment in range(count)),
@@ -235,8 +226,10 @@ class Table:
         self.sync(peer)
 
     def sync(self, peer: str) -> None:
-        for order in [m for m in self.heard.get(peer, []) if isinstance(m, SyncFragment)]:
-            self.say(peer, Synced(order.head, 64))
+        for order in [
+            each for each in self.heard.get(peer, []) if isinstance(each, m.SyncFragment)
+        ]:
+            self.say(peer, m.Synced(order.head, 64))
 
     def start(self, *peers: str, spares: Sequence[str] = ()) -> None:
         """Set up a run with contributors (the first founds it) and spares, all in sync."""
@@ -263,56 +256,83 @@ class Table:
         round_ = self.master.scheduler.rounds[self.open_round()]
         root = root_of(round_.fragment, round_.version)
         at_step = round_.at_step if step is None else step
-        self.say(peer, Ready(round_.number, weight, norm, root, at_step, step_s))
+        self.say(peer, m.Ready(round_.number, weight, norm, root, at_step, step_s))
 
-    def reduce(self, *peers: str) -> Reduce:
+    def reduce(self, *peers: str) -> m.Reduce:
         """Send the Ready of these peers and return the order that they get."""
         for peer in peers:
             self.ready(peer)
-        return self.hear(peers[0], Reduce)
+        return self.hear(peers[0], m.Reduce)
 
-    def reducing(self, *peers: str, spares: Sequence[str] = ()) -> Reduce:
-        """Set up a run of which all contributors reduce; return the order that they got."""
-        self.start(*peers, spares=spares)
-        return self.reduce(*peers)
-
-    def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
+    def hold(self, flush: m.Flush, *peers: str, results: bytes | None = None) -> None:
         """Send the Held of these peers, by default without results."""
         owners = self.master.scheduler.rounds[flush.round].running().owners
         empty = bytes((len(owners) + 7) // 8)
         for peer in peers:
-            self.say(peer, Held(flush.round, flush.attempt, empty if results is None else results))
+            self.say(
+                peer, m.Held(flush.round, flush.attempt, empty if results is None else results)
+            )
+
+    def repair(self, *survivors: str) -> m.Repair:
+        """Answer a flush, with no results held, and return the repair that follows."""
+        self.hold(self.hear(survivors[0], m.Flush), *survivors)
+        return self.hear(survivors[0], m.Repair)
 
     def diagnosed(
         self,
-        order: Reduce,
+        order: m.Reduce,
         *peers: str,
         contributions: tuple[str, ...] = (),
         results: tuple[str, ...] = (),
         made: dict[str, bytes] | None = None,
     ) -> None:
         """Send the Diagnosis of these peers, which were asked for it."""
-        digests = tuple(MadeDigest(owner, digest) for owner, digest in (made or {}).items())
+        digests = tuple(m.MadeDigest(owner, digest) for owner, digest in (made or {}).items())
         for peer in peers:
-            asked = self.hear(peer, Diagnose)
+            asked = self.hear(peer, m.Diagnose)
             assert asked.round == order.round
-            self.say(peer, Diagnosis(order.round, asked.attempt, contributions, results, digests))
+            self.say(peer, m.Diagnosis(order.round, asked.attempt, contributions, results, digests))
 
-    def reduced(self, order: Reduce, *peers: str, digest: bytes = DIGEST) -> None:
+    def reduced(
+        self,
+        order: m.Reduce,
+        *peers: str,
+        digest: bytes = DIGEST,
+        attempt: int | None = None,
+        manifest: tuple[m.ContributorRun, ...] = (),
+    ) -> None:
+        """Send the Reduced of these peers, by default for the order's attempt."""
         for peer in peers:
-            self.say(peer, Reduced(order.round, order.attempt, digest))
+            self.say(peer, m.Reduced(order.round, attempt or order.attempt, digest, manifest))
 
-    def applied(self, order: Reduce, *peers: str, root: bytes | None = None) -> None:
+    def applied(self, order: m.Reduce, *peers: str, root: bytes | None = None) -> None:
         head = head_of(order.fragment, order.version + 1, root)
         for peer in peers:
-            self.say(peer, Applied(order.round, head))
+            self.say(peer, m.Applied(order.round, head))
 
-    def commit(self, *contributors: str, others: Sequence[str] = ()) -> Reduce:
-        """Run a round from Ready to Applied with these peers."""
-        order = self.reduce(*contributors)
+    def complete(self, order: m.Reduce, *contributors: str, others: Sequence[str] = ()) -> None:
+        """Run a reduction to its end: Reduced of the contributors, Applied of all."""
         self.reduced(order, *contributors)
         self.applied(order, *contributors, *others)
+
+    def commit(self, *contributors: str, others: Sequence[str] = ()) -> m.Reduce:
+        """Run a round from Ready to Applied with these peers."""
+        order = self.reduce(*contributors)
+        self.complete(order, *contributors, others=others)
         return order
+
+
+def started(*peers: str, spares: Sequence[str] = (), toml: str = "", fragments: int = 1) -> Table:
+    """Return a run with contributors (the first founded it) and spares, all in sync."""
+    table = Table(toml, fragments)
+    table.start(*peers, spares=spares)
+    return table
+
+
+def reducing(*peers: str, spares: Sequence[str] = (), toml: str = "") -> tuple[Table, m.Reduce]:
+    """Return a run of which all contributors reduce, and the order that they got."""
+    table = started(*peers, spares=spares, toml=toml)
+    return table, table.reduce(*peers)
 
 
 def owners_of(table: Table, *owners: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from holdfast.membership.master.adoption import LISTENERS_WAIT_S
@@ -11,22 +13,23 @@ from holdfast.protocol import messages as m
 from tests.membership.table import (
     CONTRIBUTOR,
     DIGEST,
-    LINEAGE,
     SPARE,
+    TEN_SECONDS,
     A,
     B,
     C,
     Table,
-    head_of,
-    hello_of,
+    holding,
+    reducing,
 )
 
 
-def under_way(table: Table) -> m.Reduce:
-    """A, B and C reduce when the master ends. Another one has just begun."""
-    order = table.reducing(A, B, C)
+def under_way(toml: str = "", spares: Sequence[str] = ()) -> tuple[Table, m.Reduce]:
+    """A and B reduce when the master ends, with C or for it. Another one has just begun."""
+    contributors = [peer for peer in (A, B, C) if peer not in spares]
+    table, order = reducing(*contributors, spares=spares, toml=toml)
     table.restart()
-    return order
+    return table, order
 
 
 def come_back(
@@ -37,14 +40,12 @@ def come_back(
     grant: Grant = CONTRIBUTOR,
 ) -> m.Welcome:
     held = m.Reduced(order.round, order.attempt, digest)
-    hello = hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
-    table.join(peer, grant, hello)
+    table.join(peer, grant, holding(peer, 0, held))
     return table.hear(peer, m.Welcome)
 
 
 def test_a_reduction_that_is_under_way_goes_on_after_a_restart() -> None:
-    table = Table()
-    order = under_way(table)
+    table, order = under_way()
     for peer, digest in ((A, DIGEST), (B, m.NO_DIGEST), (C, m.NO_DIGEST)):
         table.hears_no(A, m.View)  # it would cut links to those on their way back
         welcome = come_back(table, order, peer, digest)
@@ -63,22 +64,18 @@ def test_a_reduction_that_is_under_way_goes_on_after_a_restart() -> None:
 
 
 def test_what_failed_while_the_master_was_away_is_mended_when_it_is_back() -> None:
-    table = Table()
-    order = under_way(table)
+    table, order = under_way()
     for peer in (A, B, C):
         come_back(table, order, peer)
     table.say(A, m.ReduceFailed(order.round, order.attempt, (C,), False, "its link broke"))
     table.leave(C)
-    flush = table.hear(A, m.Flush)
-    table.hold(flush, A, B)
-    table.hear(B, m.Repair)
+    table.repair(A, B)
 
 
 def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:
-    table = Table()
-    order = under_way(table)
+    table, order = under_way()
     assert come_back(table, order, A, DIGEST).going_on == (order.round,)
-    table.join(B, hello=hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE))
+    table.join(B, hello=holding(B, 0))
     assert table.hear(B, m.Welcome).going_on == ()
     assert table.hear(A, m.Abort).round == order.round
     assert come_back(table, order, C).going_on == ()
@@ -87,8 +84,7 @@ def test_a_reduction_is_void_if_somebody_comes_back_without_it() -> None:
 
 
 def test_a_reduction_is_void_if_somebody_does_not_come_back_in_time() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = under_way(table)
+    table, order = under_way(TEN_SECONDS)
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)
@@ -102,8 +98,7 @@ def test_a_reduction_is_void_if_somebody_does_not_come_back_in_time() -> None:
 
 
 def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
-    table = Table()
-    order = under_way(table)
+    table, order = under_way()
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
     table.leave(B)
@@ -112,8 +107,7 @@ def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
 
 def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> None:
     """The round was repaired meanwhile: other peers are lost, and other owners make the chunks."""
-    table = Table()
-    order = under_way(table)
+    table, order = under_way()
     again = attrs.evolve(order, attempt=order.attempt + 1)
     for peer in (A, B, C):
         assert come_back(table, again, peer, DIGEST).going_on == ()
@@ -121,17 +115,9 @@ def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> 
     assert not table.records(RoundCommitted)
 
 
-def with_a_spare(table: Table) -> m.Reduce:
-    """A and B reduce, and the spare C receives the result, when the master ends."""
-    order = table.reducing(A, B, spares=[C])
-    assert order.receivers == (A, B, C)
-    table.restart()
-    return order
-
-
 def test_a_spare_that_returns_last_gets_the_result_and_copies_nothing() -> None:
-    table = Table()
-    order = with_a_spare(table)
+    table, order = under_way(spares=[C])
+    assert order.receivers == (A, B, C)
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)
@@ -144,8 +130,8 @@ def test_a_spare_that_returns_last_gets_the_result_and_copies_nothing() -> None:
 
 
 def test_a_spare_that_does_not_return_holds_nobody_up_for_long() -> None:
-    table = Table()
-    order = with_a_spare(table)
+    table, order = under_way(spares=[C])
+    assert order.receivers == (A, B, C)
     for peer in (A, B):
         come_back(table, order, peer, DIGEST)
         table.reduced(order, peer)

@@ -15,10 +15,8 @@ Each planted bug removes one rule, and the conversation of that name must miss i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,21 +27,7 @@ from holdfast.membership.master.rounds.audits import ALONE_MAX, CHECKERS_MAX, Au
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import PeerRevoked
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.messages import (
-    Audited,
-    AuditOrder,
-    ChunkFinding,
-    Commit,
-    ContributorRun,
-    Flush,
-    Progress,
-    Ready,
-    Reduce,
-    Reduced,
-    RefusalCode,
-    Repair,
-    Role,
-)
+from holdfast.protocol import messages as m
 from tests import planting
 from tests.membership.table import (
     CONTRIBUTOR,
@@ -59,37 +43,37 @@ from tests.membership.table import (
     head_of,
     hello_of,
     root_of,
+    started,
 )
-from tests.plain import describe
 from tests.planting import Bugs, Patch
 
 ALL = "[reduce]\naudit = 1.0\n[membership]\nmin_members = 2\n"
 PEERS = (A, B, C, D, E)
 
-BUGS = Bugs()
+BUGS = Bugs(
+    {
+        "one word": planting.one_word,
+        "owns again": planting.owns_again,
+        "silence is guilt": planting.silence_is_guilt,
+    }
+)
 bug = BUGS.named
 
 
-def a_table(toml: str = ALL, peers: Sequence[str] = PEERS) -> Table:
-    table = Table(toml)
-    table.start(*peers)
-    return table
-
-
-def owner_of(order: Reduce) -> str:
+def owner_of(order: m.Reduce) -> str:
     """The fragment is small: one chunk."""
     ((owner, count),) = [(run.peer, run.chunk_count) for run in order.plan.owners]
     assert count == 1
     return owner
 
 
-def ordered(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder]:
+def ordered(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, m.AuditOrder]:
     """Return the peer that is asked to check, and the order, which all hear."""
     heard = [
         (peer, message)
         for peer in peers
         for message in table.heard.get(peer, [])
-        if isinstance(message, AuditOrder)
+        if isinstance(message, m.AuditOrder)
     ]
     for peer, message in heard:
         table.heard[peer].remove(message)
@@ -101,7 +85,7 @@ def ordered(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder
     return checker, order
 
 
-def to_check(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, str, AuditOrder]:
+def to_check(table: Table, peers: Sequence[str] = PEERS) -> tuple[m.Reduce, str, str, m.AuditOrder]:
     """A round whose result is there: order, owner, checker, and what it was told."""
     order = table.reduce(*peers)
     table.reduced(order, *peers)
@@ -110,16 +94,22 @@ def to_check(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, s
     return order, owner_of(order), checker, audit
 
 
-def found(audit: AuditOrder, *findings: ChunkFinding) -> Audited:
-    return Audited(audit.round, audit.attempt, audit.transfer, findings)
+def checking() -> tuple[Table, m.Reduce, str, str, m.AuditOrder]:
+    """A run of five with such a round."""
+    table = started(*PEERS, toml=ALL)
+    return table, *to_check(table)
 
 
-def differs(peer: str = "") -> ChunkFinding:
-    return ChunkFinding(0, True, peer)
+def found(audit: m.AuditOrder, *findings: m.ChunkFinding) -> m.Audited:
+    return m.Audited(audit.round, audit.attempt, audit.transfer, findings)
 
 
-def unchecked(peer: str = "") -> ChunkFinding:
-    return ChunkFinding(0, False, peer)
+def differs(peer: str = "") -> m.ChunkFinding:
+    return m.ChunkFinding(0, True, peer)
+
+
+def unchecked(peer: str = "") -> m.ChunkFinding:
+    return m.ChunkFinding(0, False, peer)
 
 
 def word(table: Table, owner: str, checker: str, contributor: str = "") -> None:
@@ -134,19 +124,19 @@ def others(*than: str) -> list[str]:
     return [peer for peer in PEERS if peer not in than]
 
 
-def rerun(table: Table, order: Reduce, peers: Sequence[str] = PEERS) -> Reduce:
+def rerun(table: Table, order: m.Reduce, peers: Sequence[str] = PEERS) -> m.Reduce:
     """Return the order by which the round is run again, with these contributors."""
-    again = next(m for m in reversed(table.heard[peers[0]]) if isinstance(m, Reduce))
+    again = next(each for each in reversed(table.heard[peers[0]]) if isinstance(each, m.Reduce))
     assert (again.round, again.version) == (order.round, order.version)
     assert again.attempt > order.attempt
     assert [c.peer for c in again.contributors] == list(peers)
-    table.hears_no(peers[0], Commit)
+    table.hears_no(peers[0], m.Commit)
     return again
 
 
 def next_check(
     table: Table, fits: Callable[[str, str], object], peers: Sequence[str] = PEERS
-) -> tuple[Reduce, str, str, AuditOrder]:
+) -> tuple[m.Reduce, str, str, m.AuditOrder]:
     """Have rounds until such an owner is checked by such a checker."""
     for _round in range(100):
         order, owner, checker, audit = to_check(table, peers)
@@ -166,67 +156,54 @@ def removed(table: Table) -> list[str]:
 
 
 def test_without_audits_nobody_checks() -> None:
-    table = a_table("")
+    table = started(*PEERS)
     order = table.reduce(*PEERS)
     table.reduced(order, *PEERS)
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
 
 
 def test_nothing_is_committed_before_it_was_checked() -> None:
-    table = a_table()
-    _order, _owner, checker, audit = to_check(table)
-    table.hears_no(A, Commit)
+    table, _order, _owner, checker, audit = checking()
+    table.hears_no(A, m.Commit)
     for other in PEERS:
         if other != checker:
             table.say(other, found(audit), found(audit, differs()))  # nobody asked it
-    table.hears_no(A, Commit)
+    table.hears_no(A, m.Commit)
     table.say(checker, found(audit))
-    table.hear(A, Commit)
-    assert describe(table.master, table.now_s)["audited"] == 1
+    table.hear(A, m.Commit)
+    assert table.status()["audited"] == 1
 
 
 @pytest.mark.parametrize("peers", [(A,), (A, B)])
 def test_of_two_nobody_checks(peers: tuple[str, ...]) -> None:
-    table = a_table("[reduce]\naudit = 1.0\n", peers)
+    table = started(*peers, toml="[reduce]\naudit = 1.0\n")
     table.commit(*peers)
 
 
 def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
-    manifest = (ContributorRun(b"\x0f", 1),)
+    manifest = (m.ContributorRun(b"\x0f", 1),)
     for peer in PEERS:
-        table.say(peer, Reduced(order.round, order.attempt, DIGEST, manifest))
-    table.hears_no(A, Commit)
-    assert owner_of(table.hear(A, Reduce)) != owner
+        table.say(peer, m.Reduced(order.round, order.attempt, DIGEST, manifest))
+    table.hears_no(A, m.Commit)
+    assert owner_of(table.hear(A, m.Reduce)) != owner
 
 
 # ---------------------------------------------------------------- sums that differ
 
 
-@bug("one word")
-def _(patch: Patch) -> None:
-    planting.one_word(patch)
-
-
 def one_word() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     table.say(checker, found(audit, differs()))
     assert removed(table) == []
     assert owner in table.master.context.roster
     rerun(table, order)
 
 
-@bug("owns again")
-def _(patch: Patch) -> None:
-    planting.owns_again(patch)
-
-
 def owns_again() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     table.say(checker, found(audit, differs()))
     assert "finds another sum than its owner" in table.announced()
     again = rerun(table, order)
@@ -236,36 +213,35 @@ def owns_again() -> None:
     second, audit = ordered(table)
     assert second not in (owner, checker)
     table.say(second, found(audit))
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
 
 
 def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     word(table, owner, others(owner, checker)[0])
     table.say(checker, found(audit, differs()))
     assert removed(table) == [owner]
-    assert table.dropped(owner) is RefusalCode.KICKED
+    assert table.dropped(owner) is m.RefusalCode.KICKED
     assert "is removed: checks of sums contradict it" in table.announced()
     assert not table.master.scheduler.driver.audits.contradictions, "it was all its fault"
     rerun(table, order, others(owner))
     table.restart()
     assert RunHistory.replay(table.journal).members.is_out(owner)
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
-    assert table.dropped(owner) is RefusalCode.KICKED
-    assert owner in describe(table.master, table.now_s)["revoked"]
+    assert table.dropped(owner) is m.RefusalCode.KICKED
+    assert owner in table.status()["revoked"]
 
 
 def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
     """Nobody has checked that; repaired, it would be spread as it is."""
-    table = Table(ALL, fragments=2)
-    first = table.reducing(*PEERS)
+    table = started(*PEERS, toml=ALL, fragments=2)
+    first = table.reduce(*PEERS)
     table.forget()
     (second,) = [r for r in table.master.scheduler.rounds.values() if r.number != first.round]
     for peer in PEERS:
         root = root_of(second.fragment, second.version)
-        table.say(peer, Ready(second.number, 10, 1.0, root, second.at_step))
-    other = table.hear(A, Reduce)
+        table.say(peer, m.Ready(second.number, 10, 1.0, root, second.at_step))
+    other = table.hear(A, m.Reduce)
     table.reduced(first, *PEERS)
     checker, audit = ordered(table)
     owner = owner_of(first)
@@ -274,14 +250,13 @@ def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
     table.say(checker, found(audit, differs()))
     assert removed(table) == [owner]
     left = others(owner)
-    again = [m for m in table.heard[left[0]] if isinstance(m, Reduce)]
+    again = [each for each in table.heard[left[0]] if isinstance(each, m.Reduce)]
     assert {message.round for message in again} == {first.round, other.round}
     assert all(owner not in message.receivers for message in again)
 
 
 def test_a_checker_is_not_asked_again_about_an_owner_that_it_has_contradicted() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     pair = owner, checker
     word(table, *pair)
     table.say(checker, found(audit))
@@ -303,7 +278,7 @@ def one_bloc() -> None:
     table = Table(ALL)
     table.found()
     table.join_in_sync(B)
-    bloc = Grant(Role.CONTRIBUTOR, invite="of one person")
+    bloc = Grant(m.Role.CONTRIBUTOR, invite="of one person")
     for peer in (C, D, E):
         table.join(peer, bloc, host="192.0.2.7")
         table.sync(peer)
@@ -326,8 +301,7 @@ def _(patch: Patch) -> None:
 
 def two_bytes() -> None:
     """One of the two may have sent unlike bytes, or said so: neither owns chunks, both stay."""
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     liar, other, _another = others(owner, checker)
     word(table, owner, other, liar)
     table.say(checker, found(audit, differs(liar)))
@@ -337,8 +311,7 @@ def two_bytes() -> None:
 
 
 def test_a_contributor_that_is_all_that_contradictions_have_in_common_leaves() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     liar, other, another = others(owner, checker)
     word(table, other, another, liar)
     table.say(checker, found(audit, differs(liar)))
@@ -352,8 +325,7 @@ def _(patch: Patch) -> None:
 
 
 def heard_for_ever() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     for other in others(owner, checker)[:ALONE_MAX]:
         word(table, other, checker)
     table.say(checker, found(audit))
@@ -364,8 +336,7 @@ def heard_for_ever() -> None:
 
 
 def test_the_operator_hears_of_a_checker_that_checks_no_more() -> None:
-    table = a_table()
-    order, owner, checker, audit = to_check(table)
+    table, order, owner, checker, audit = checking()
     word(table, others(owner, checker)[0], checker)
     table.say(checker, found(audit, differs()))
     assert f"has contradicted {ALONE_MAX} owners alone: it checks no more" in table.announced()
@@ -398,10 +369,9 @@ def _(patch: Patch) -> None:
 
 def withheld() -> None:
     """An owner that sends its checkers nothing is left out of the round, and stays in the run."""
-    table = a_table()
-    order, owner, first, audit = to_check(table)
+    table, order, owner, first, audit = checking()
     table.say(first, found(audit, unchecked(owner)))
-    table.hears_no(first, Commit)
+    table.hears_no(first, m.Commit)
     second, audit = ordered(table)
     assert second not in (owner, first)
     table.say(second, found(audit, unchecked(owner)))
@@ -410,78 +380,63 @@ def withheld() -> None:
     assert owner in table.master.context.roster
 
 
-@bug("silence is guilt")
-def _(patch: Patch) -> None:
-    audited = Auditing.audited
-
-    def harsh(self: Auditing, member: Any, message: Audited) -> None:
-        findings = tuple(evolve(each, differs=True) for each in message.findings)
-        audited(self, member, evolve(message, findings=findings))
-
-    patch.setattr(Auditing, "audited", harsh)
-
-
 def silence_is_guilt() -> None:
     """A chunk that no checker could check is committed, and nobody is accused."""
-    table = a_table()
-    _order, owner, checker, audit = to_check(table)
+    table, _order, owner, checker, audit = checking()
     tried = []
     for _checker in range(CHECKERS_MAX):
         tried.append(checker)
         table.say(checker, found(audit, unchecked()))
         if len(tried) < CHECKERS_MAX:
-            table.hears_no(A, Commit)
+            table.hears_no(A, m.Commit)
             checker, audit = ordered(table)
     assert len({owner, *tried}) == CHECKERS_MAX + 1
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
     assert not table.master.scheduler.driver.audits.contradictions
-    assert describe(table.master, table.now_s)["audited"] == 0
+    assert table.status()["audited"] == 0
 
 
 def test_one_checkers_word_that_a_member_is_silent_costs_it_nothing() -> None:
-    table = a_table()
-    _order, owner, first, audit = to_check(table)
+    table, _order, owner, first, audit = checking()
     table.say(first, found(audit, unchecked(owner)))
     second, audit = ordered(table)
     table.say(second, found(audit))
-    commit = table.hear(A, Commit)
+    commit = table.hear(A, m.Commit)
     assert [c.peer for c in commit.contributors] == list(PEERS)
 
 
 @pytest.mark.fault("a checker is silent or slow", "a deadline", "another one checks")
 def test_a_checker_that_is_silent_is_replaced() -> None:
-    table = a_table()
-    _order, _owner, first, late = to_check(table)
+    table, _order, _owner, first, late = checking()
     table.wait(table.spec.membership.deadline_s + 1, *PEERS)
     second, audit = ordered(table)
     assert second != first
     table.say(first, found(late))  # it is not its turn any more
-    table.hears_no(A, Commit)
+    table.hears_no(A, m.Commit)
     table.say(second, found(audit))
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
 
 
 def test_a_checker_that_bytes_reach_keeps_its_turn_and_no_longer() -> None:
-    table = a_table()
-    _order, _owner, checker, _audit = to_check(table)
+    table, _order, _owner, checker, _audit = checking()
     for at in range(4):
-        table.say(checker, Progress(1, 1, 1.0, None, "", 10 + at, 10 + at, 0, {}))
+        table.say(checker, m.Progress(1, 1, 1.0, None, "", 10 + at, 10 + at, 0, {}))
         table.wait(0.9 * table.spec.membership.deadline_s, *PEERS)
         for peer in PEERS:
-            table.hears_no(peer, Commit)
+            table.hears_no(peer, m.Commit)
     table.wait(table.spec.membership.deadline_s, *PEERS)
     assert ordered(table)[0] != checker
 
 
 def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:
     peers = (A, B, C)
-    table = a_table(peers=peers)
+    table = started(*peers, toml=ALL)
     _order, owner, checker, audit = to_check(table, peers)
     table.say(checker, found(audit, unchecked()))
     (left,) = {*peers} - {owner, checker}
     assert ordered(table, peers)[0] == left
     table.wait(table.spec.membership.deadline_s + 1, *peers)
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
 
 
 @pytest.mark.fault(
@@ -490,74 +445,66 @@ def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:
     "the round is run again without it",
 )
 def test_an_owner_that_is_gone_before_it_was_checked_leaves_nothing_behind() -> None:
-    table = a_table()
-    order, owner, _checker, _audit = to_check(table)
+    table, order, owner, _checker, _audit = checking()
     table.leave(owner)
     rerun(table, order, others(owner))
 
 
 def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None:
     """The owner has sent its results and left; its own contribution cannot come again."""
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
     left = others(owner)
     table.leave(owner)
-    flush = table.hear(left[0], Flush)
+    flush = table.hear(left[0], m.Flush)
     table.hold(flush, *left, results=b"\x01")
-    repair = table.hear(left[0], Repair)
+    repair = table.hear(left[0], m.Repair)
     assert not repair.assignments[0].from_scratch
-    for peer in left:
-        table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
-    table.hears_no(left[0], Commit)
-    assert table.hear(left[0], Reduce).attempt > repair.attempt
+    table.reduced(order, *left, attempt=repair.attempt)
+    table.hears_no(left[0], m.Commit)
+    assert table.hear(left[0], m.Reduce).attempt > repair.attempt
 
 
 @pytest.mark.parametrize("came", [True, False])
 def test_a_contributor_that_is_gone_ends_no_check_and_begins_none(came: bool) -> None:
     """The checker may have its contribution; another checker cannot get it."""
-    table = a_table()
-    _order, owner, checker, audit = to_check(table)
+    table, _order, owner, checker, audit = checking()
     gone = others(owner, checker)[0]
     table.leave(gone)
-    table.hears_no(owner, Commit)
+    table.hears_no(owner, m.Commit)
     table.say(checker, found(audit) if came else found(audit, unchecked(gone)))
-    table.hear(owner, Commit)
-    assert describe(table.master, table.now_s)["audited"] == came
+    table.hear(owner, m.Commit)
+    assert table.status()["audited"] == came
 
 
 def test_a_checker_that_is_lost_leaves_its_chunk_unchecked() -> None:
     """The chunk has its contribution, which cannot come again."""
-    table = a_table()
-    _order, owner, checker, _audit = to_check(table)
+    table, _order, owner, checker, _audit = checking()
     table.leave(checker)
-    table.hear(owner, Commit)
+    table.hear(owner, m.Commit)
 
 
 def test_chunks_that_a_successor_adds_are_checked_as_its_own() -> None:
-    table = a_table()
+    table = started(*PEERS, toml=ALL)
     order = table.reduce(*PEERS)
     owner = owner_of(order)
     left = others(owner)
     table.leave(owner)
-    flush = table.hear(left[0], Flush)
-    table.hold(flush, *left)
-    repair = table.hear(left[0], Repair)
+    repair = table.repair(*left)
     successor = repair.assignments[0].owner
     place = [c.peer for c in order.contributors].index(owner)
-    manifest = (ContributorRun(bytes([0b11111 & ~(1 << place)]), 1),)
-    for peer in left:
-        table.say(peer, Reduced(order.round, repair.attempt, DIGEST, manifest))
+    manifest = (m.ContributorRun(bytes([0b11111 & ~(1 << place)]), 1),)
+    table.reduced(order, *left, attempt=repair.attempt, manifest=manifest)
     checker, audit = ordered(table, left)
     assert checker != successor
     table.say(checker, found(audit))
-    table.hear(left[0], Commit)
+    table.hear(left[0], m.Commit)
 
 
 def test_a_master_that_starts_during_a_check_has_it_made_again() -> None:
-    table = a_table()
-    order, _owner, checker, audit = to_check(table)
-    held = Reduced(order.round, order.attempt, DIGEST)
+    table, order, _owner, checker, audit = checking()
+    held = m.Reduced(order.round, order.attempt, DIGEST)
     table.restart()
     table.master.context.lot = b"of the master that starts"
     for peer in PEERS:
@@ -567,9 +514,9 @@ def test_a_master_that_starts_during_a_check_has_it_made_again() -> None:
     second, again = ordered(table)
     assert again.transfer != audit.transfer
     table.say(checker, found(audit))  # of the order by the master before
-    table.hears_no(A, Commit)
+    table.hears_no(A, m.Commit)
     table.say(second, found(again))
-    table.hear(A, Commit)
+    table.hear(A, m.Commit)
 
 
 @bug("any transfer")
@@ -579,8 +526,7 @@ def _(patch: Patch) -> None:
 
 def any_transfer() -> None:
     """A checker that gets a chunk of another one has not checked it with its first chunks."""
-    table = a_table()
-    _order, _owner, checker, order = to_check(table)
+    table, _order, _owner, checker, order = checking()
     (round_,) = table.master.scheduler.rounds.values()
     audit = round_.running().audit
     assert audit is not None
@@ -621,10 +567,8 @@ def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> No
 
 
 def test_every_rule_is_listed_above() -> None:
-    assert __doc__ is not None
     assert set(BUGS) == set(CONVERSATIONS)
-    for name in BUGS:
-        assert f"    {name} " in __doc__
+    assert BUGS.are_listed(__doc__)
 
 
 # ---------------------------------------------------------------- the draw

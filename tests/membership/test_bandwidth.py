@@ -30,8 +30,18 @@ from holdfast.membership.planning.shares import (
     shares_s,
 )
 from holdfast.protocol.messages import COUNT_MAX, MEMBERS_MAX, LinkLoad, Measured
-from tests.membership.table import FOUNDER, LINEAGE, SPARE, A, B, C, D, Table, head_of, hello_of
-from tests.plain import describe
+from tests.membership.table import (
+    FOUNDER,
+    SPARE,
+    A,
+    B,
+    C,
+    D,
+    Table,
+    hello_of,
+    holding,
+    started,
+)
 
 MBIT = 125_000.0
 PEERS = [f"{number:032x}" for number in range(16)]
@@ -307,35 +317,28 @@ def test_lines_that_differ_twofold_are_used_within_three_rounds_until_they_are_e
 # ---------------------------------------------------------------- through the master
 
 
-def started(toml: str = "") -> Table:
-    table = Table(toml)
-    table.start(A, B, C)
-    return table
-
-
 def test_a_round_remembers_what_it_should_have_taken() -> None:
-    table = started()
+    table = started(A, B, C)
     for peer in (A, B, C):
         table.say(peer, report(1e3, 1e3, seconds=100.0))
     order = table.reduce(A, B, C)
-    running = describe(table.master, table.now_s)["rounds"][0]["plan"]
+    running = table.status()["rounds"][0]["plan"]
     assert running["predicted_s"] >= running["bound_s"] > 0
     table.wait(1.0, A, B, C)
     table.reduced(order, A, B, C)
-    past = describe(table.master, table.now_s)["past_rounds"][-1]["plan"]
+    past = table.status()["past_rounds"][-1]["plan"]
     assert past == {**running, "took_s": 1.0}
     assert past["guessed_count"] == 0
     # 16 values in one chunk: its owner takes two contributions and gives two results.
     assert past["predicted_s"] == pytest.approx(2 * 64 / 1e3)
     assert past["bound_s"] == pytest.approx(4 / 3 * 64 / 1e3)
-    assert past["ring_s"] == pytest.approx(4 / 3 * 64 / 1e3)
 
 
 def test_predictions_do_not_count_twice_that_lines_were_taken_for_slower() -> None:
     """By the rates of the first report a round took a tenth of what was predicted; by today's, what
     it took.
     """
-    table = started()
+    table = started(A, B, C)
     for peer in (A, B, C):
         table.say(peer, report(1e3, 1e3, seconds=100.0))
     for took_s in (1.0, 1.1, 1.05):
@@ -345,18 +348,18 @@ def test_predictions_do_not_count_twice_that_lines_were_taken_for_slower() -> No
         for peer in (A, B, C):
             table.say(peer, report(1e4, 1e4, seconds=100.0))
     table.reduce(A, B, C)
-    plan = describe(table.master, table.now_s)["rounds"][-1]["plan"]
+    plan = table.status()["rounds"][-1]["plan"]
     assert plan["predicted_s"] == pytest.approx(1.05, rel=0.05)
 
 
 def test_a_round_that_never_reduced_has_no_plan() -> None:
-    table = started()
+    table = started(A, B, C)
     table.open_round()
-    assert describe(table.master, table.now_s)["rounds"][0]["plan"] is None
+    assert table.status()["rounds"][0]["plan"] is None
 
 
 def test_reports_and_caps_steer_the_plan() -> None:
-    table = started()
+    table = started(A, B, C)
     table.join(
         "d" * 32,
         SPARE,
@@ -368,7 +371,7 @@ def test_reports_and_caps_steer_the_plan() -> None:
     table.say("d" * 32, report(4e5, down=9e5))
     order = table.reduce(A, B, C)
     assert [run.peer for run in order.plan.owners] == [B]
-    members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
+    members = {m["peer"]: m["bandwidth"] for m in table.status()["members"]}
     assert members[B]["up_bytes_per_s"] == pytest.approx(1e8)
     assert members["d" * 32]["up_bytes_per_s"] == 4e5
     assert members["d" * 32]["down_bytes_per_s"] == 7e5, "no more than its owner allows"
@@ -383,19 +386,19 @@ def test_a_capped_contributor_owns_nothing_where_that_holds_nobody_up() -> None:
     table.join(
         A,
         FOUNDER,
-        evolve(hello_of(A, heads=[head_of(0, 0)], lineage=LINEAGE), upload_bytes_per_s=1e3),
+        evolve(holding(A, 0), upload_bytes_per_s=1e3),
     )
     table.join_in_sync(B)
     table.join_in_sync(C)
     table.wait(2.0, A, B, C)  # the round that A's first connection opened was aborted with it
     assert [run.peer for run in table.reduce(A, B, C).plan.owners] == [B]
-    equals = started()
+    equals = started(A, B, C)
     assert [run.peer for run in equals.reduce(A, B, C).plan.owners] == [A]
 
 
 def test_the_matrix_shows_links_between_those_who_are_here() -> None:
-    table = started()
+    table = started(A, B, C)
     load = (LinkLoad(B, 1000, 2.0), LinkLoad("e" * 32, 5000, 1.0), LinkLoad(C, 0, 0.0))
     table.say(A, Measured(6000, 2.0, 0, 0.0, load))
-    members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
+    members = {m["peer"]: m["bandwidth"] for m in table.status()["members"]}
     assert members[A]["links"] == {B: 500.0}

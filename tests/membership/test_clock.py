@@ -46,8 +46,7 @@ def one_round(
             ready_s = table.now_s
     order = table.hear(fast, Reduce)
     table.forget()  # the next round may nudge the slow one as soon as it opens
-    table.reduced(order, *everybody)
-    table.applied(order, *everybody)
+    table.complete(order, *everybody)
     assert nudged_s is not None
     return nudged_s - due_s, ready_s - due_s
 
@@ -59,8 +58,7 @@ def two_of_three_ready(table: Table, *, reduction_s: float) -> float:
         table.wait(H * STEP_S, A, B, C)
         order = table.reduce(A, B, C)
         table.wait(reduction_s, A, B, C)
-        table.reduced(order, A, B, C)
-        table.applied(order, A, B, C)
+        table.complete(order, A, B, C)
     step_s = table.master.scheduler.clock.step_s
     table.forget()
     table.wait(H * STEP_S, A, B, C)
@@ -139,8 +137,7 @@ def test_a_distant_peer_is_not_taken_for_a_slow_one() -> None:
         table.ready(B, step_s=STEP_S)
         order = table.hear(A, Reduce)
         table.forget()
-        table.reduced(order, A, B)
-        table.applied(order, A, B)
+        table.complete(order, A, B)
     table.wait(H * STEP_S, A, B)
     assert not is_nudged(table, B)
 
@@ -156,8 +153,7 @@ def test_somebody_always_comes_to_the_step() -> None:
         table.ready(B, step_s=5 * STEP_S)
         order = table.hear(A, Reduce)
         table.forget()
-        table.reduced(order, A, B)
-        table.applied(order, A, B)
+        table.complete(order, A, B)
     table.wait(H * STEP_S - 0.5, A, B)
     assert [is_nudged(table, peer) for peer in (A, B)].count(True) == 1
 
@@ -180,8 +176,7 @@ def late_rounds(table: Table, count: int, late: str, *others: str) -> None:
         table.wait(5.0, late, *others)
         order = table.hear(others[0], Reduce)
         assert late not in [c.peer for c in order.contributors]
-        table.reduced(order, late, *others)
-        table.applied(order, late, *others)
+        table.complete(order, late, *others)
 
 
 @pytest.mark.fault(
@@ -227,8 +222,7 @@ def test_rounds_that_trainers_are_ahead_of_say_nothing_of_the_pace() -> None:
         for peer in (A, B, C):
             table.ready(peer, step=10 * H, step_s=STEP_S)
         order = table.hear(A, Reduce)
-        table.reduced(order, A, B, C)
-        table.applied(order, A, B, C)
+        table.complete(order, A, B, C)
     table.forget()
     table.wait(STEP_S, A, B, C)
     assert not any(is_nudged(table, peer) for peer in (A, B, C))
@@ -262,8 +256,7 @@ def test_a_prediction_that_nobody_kept_does_not_leave_the_fastest_out_of_further
                     posted.add(peer)
                     table.ready(peer, step=3, step_s=slow_step_s)
         order = table.hear(B, Reduce)
-        table.reduced(order, A, B, C)
-        table.applied(order, A, B, C)
+        table.complete(order, A, B, C)
         return any(each.peer == A for each in order.contributors)
 
     assert [a_round(0.0, nudged=True) for _ in range(3)] == [True] * 3

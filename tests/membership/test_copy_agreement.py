@@ -8,7 +8,6 @@ from holdfast.membership.shared.run_status import CopyAgreement
 from holdfast.protocol.messages import Role
 from tests.membership.table import (
     CONTRIBUTOR,
-    LINEAGE,
     OTHER_DIGEST,
     SPARE,
     A,
@@ -17,8 +16,10 @@ from tests.membership.table import (
     D,
     E,
     Table,
-    head_of,
     hello_of,
+    holding,
+    reducing,
+    started,
 )
 
 
@@ -35,14 +36,12 @@ def test_an_empty_run_has_no_copies() -> None:
     table.join(A)
     told = agreement(table)
     assert (told.text, told.all, told.versions, told.compared_s) == ("", 0, (), None)
-    table = Table()
-    table.start(A)
+    table = started(A)
     assert said(table) == "1 copy, at version 0"
 
 
 def test_all_copies_are_equal_at_the_version_that_all_have_reported() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     assert said(table) == "all 3 copies equal at version 0"
     order = table.reduce(A, B, C)
     table.reduced(order, A, B, C)
@@ -62,8 +61,7 @@ def test_all_copies_are_equal_at_the_version_that_all_have_reported() -> None:
 
 
 def test_a_copy_that_differs_is_named_until_it_is_healed() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.applied(order, A, B)
     table.applied(order, C, root=OTHER_DIGEST)
@@ -78,8 +76,7 @@ def test_a_copy_that_differs_is_named_until_it_is_healed() -> None:
 
 
 def test_newcomers_copy_the_state_and_those_in_line_or_without_state_do_not_count() -> None:
-    table = Table("[membership]\ncontributors = 2\nspares = 1\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\ncontributors = 2\nspares = 1\n")
     table.join(C, SPARE)
     assert said(table) == "2 of 3 copies equal at version 0; c is copying the state"
     table.join(D, SPARE)
@@ -90,8 +87,7 @@ def test_newcomers_copy_the_state_and_those_in_line_or_without_state_do_not_coun
 
 
 def test_many_are_counted_not_named() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     for peer in "bcdef":
         table.join(peer * 32)
     assert said(table) == (
@@ -101,8 +97,7 @@ def test_many_are_counted_not_named() -> None:
 
 
 def test_fragments_have_versions_of_their_own() -> None:
-    table = Table(fragments=2)
-    table.start(A, B)
+    table = started(A, B, fragments=2)
     assert said(table) == "all 2 copies equal at version 0"
     order = table.commit(A, B)
     told = agreement(table)
@@ -111,11 +106,10 @@ def test_fragments_have_versions_of_their_own() -> None:
 
 
 def test_a_restarted_master_knows_what_its_members_report_again() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.commit(A, B)
     table.restart()
     assert said(table) == ""
     for peer in (A, B):
-        table.join(peer, CONTRIBUTOR, hello_of(peer, heads=[head_of(0, 1)], lineage=LINEAGE))
+        table.join(peer, CONTRIBUTOR, holding(peer, 1))
     assert said(table) == "all 2 copies equal at version 1"

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.master.routes.disputes import DISPUTES_MAX, Disputes
 from holdfast.protocol.messages import LinkBroken, RouteWanted, SyncFragment
-from tests.membership.table import SPARE, A, B, C, D, E, Table
+from tests.membership.table import SPARE, TEN_SECONDS, A, B, C, D, E, reducing, started
 
 S = "5" * 32
 T = "6" * 32
@@ -17,8 +17,7 @@ U = "7" * 32
 def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(
     word: type,
 ) -> None:
-    table = Table()
-    table.start(A, B, C, D, E, spares=[S, T, U])
+    table = started(A, B, C, D, E, spares=[S, T, U])
     for other in (A, B, C, D, S, T, U):
         wanted = word is RouteWanted
         table.say(E, RouteWanted(other, 0, True, "because") if wanted else LinkBroken(other))
@@ -29,8 +28,7 @@ def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(
 
 
 def test_a_spare_that_reports_to_reach_no_member_is_left_out_alone() -> None:
-    table = Table()
-    table.start(A, B, C, spares=[S, T])
+    table = started(A, B, C, spares=[S, T])
     for other in (A, B, C, T):
         table.say(S, RouteWanted(other, 0, True, "because"))
     order = table.reduce(A, B, C)
@@ -39,8 +37,7 @@ def test_a_spare_that_reports_to_reach_no_member_is_left_out_alone() -> None:
 
 
 def test_spares_that_no_contributor_reaches_go_before_contributors() -> None:
-    table = Table()
-    table.start(A, B, spares=[S, T, U])
+    table = started(A, B, spares=[S, T, U])
     for spare in (S, T, U):
         for other in (A, B):
             table.say(spare, RouteWanted(other, 0, True, "because"))
@@ -70,10 +67,8 @@ def test_the_number_of_disputes_is_bounded() -> None:
 
 
 def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    first = table.reducing(A, B, C, spares=[S])
-    table.reduced(first, A, B, C, S)
-    table.applied(first, A, B, C, S)
+    table, first = reducing(A, B, C, spares=[S], toml=TEN_SECONDS)
+    table.complete(first, A, B, C, S)
     table.leave(S)
     for other in (A, B, C):
         table.master.routes.disputes.note(other, S, table.now_s)
@@ -81,8 +76,7 @@ def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None
     table.forget()
     order = table.reduce(A, B, C)
     assert S not in order.receivers
-    table.reduced(order, A, B, C)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, C)
     assert not table.master.routes.connected(A, S)
     table.wait(11.0, A, B, C, S)
     assert table.master.routes.connected(A, S)
@@ -90,8 +84,7 @@ def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None
 
 def test_a_pair_in_dispute_copies_though_no_round_can_be_planned() -> None:
     """The round waits for the member that copies, and the copy would wait for the round."""
-    table = Table("[membership]\ndeadline_s = 10.0\nmin_members = 2\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\ndeadline_s = 10.0\nmin_members = 2\n")
     table.commit(A, B)
     table.leave(B)
     table.master.routes.disputes.note(A, B, table.now_s)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from holdfast.membership.master.sync import donor_choice
 from holdfast.protocol.messages import Measured, Synced, SyncFragment
-from tests.membership.table import Table, head_of
+from tests.membership.table import Table, head_of, started
 
 PEERS = [f"{letter * 8}{0:024x}" for letter in "abcdef"]
 A, B, C, D, E, F = PEERS
@@ -14,8 +14,7 @@ LATE, LATER, LAST = (f"{digit * 8}{0:024x}" for digit in "789")
 
 
 def with_lines(megabytes_per_s: dict[str, float], *peers: str) -> Table:
-    table = Table()
-    table.start(*peers)
+    table = started(*peers)
     for peer, rate in megabytes_per_s.items():
         sent = int(rate * 1e6 * 20)
         table.say(peer, Measured(sent, 20.0, sent, 20.0, ()))
@@ -41,8 +40,7 @@ def test_a_line_that_gives_to_others_counts_for_what_it_has_left() -> None:
 
 
 def test_where_nothing_is_known_the_idle_ones_give() -> None:
-    table = Table()
-    table.start(*PEERS)
+    table = started(*PEERS)
     assert donors_of(table, LATE) == (A, B, C, D)
     assert donors_of(table, LATER) == (E, F, A, B)
 
@@ -57,8 +55,7 @@ def test_a_member_that_leaves_is_chosen_last() -> None:
 
 def test_a_crowd_of_receivers_is_spread_over_a_crowd_of_donors() -> None:
     crowd = [f"{number:032x}" for number in range(1, 3 * donor_choice.CONSIDERED_MAX)]
-    table = Table()
-    table.start(*crowd)
+    table = started(*crowd)
     given: Counter[str] = Counter()
     for number in range(len(crowd)):
         donors = donors_of(table, f"{number:08x}{'f' * 24}")

@@ -10,7 +10,7 @@ from holdfast.membership.master.rounds.inquiry import differing, waiting
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.shared.event_kind import EventKind
 from holdfast.protocol import messages as m
-from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of
+from tests.membership.table import DIGEST, OTHER_DIGEST, A, B, C, D, E, Table, owners_of, reducing
 
 FIVE = (A, B, C, D, E)
 DEADLINE_S = 10.0
@@ -20,10 +20,22 @@ ONE, TWO = b"1" * 32, b"2" * 32
 
 def five() -> tuple[Table, m.Reduce]:
     """A reduction of five, each of which owns a chunk."""
-    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    order = table.reducing(*FIVE)
+    table, order = reducing(*FIVE, toml=f"[membership]\ndeadline_s = {DEADLINE_S}\n")
     owners_of(table, *FIVE)
     return table, order
+
+
+def all_differ(table: Table, order: m.Reduce, *peers: str) -> None:
+    """Each reports a result of its own."""
+    for number, peer in enumerate(peers):
+        table.reduced(order, peer, digest=bytes([number]) * 32)
+
+
+def blame_e(table: Table, order: m.Reduce, *peers: str) -> None:
+    """Each holds another result of E, and the same ones of all others."""
+    for number, peer in enumerate(peers):
+        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
+        table.diagnosed(order, peer, made=made)
 
 
 def answer(
@@ -151,12 +163,8 @@ def test_who_fails_a_second_one_is_the_one_to_go() -> None:
 
 def test_one_that_gives_each_another_result_is_left_out_and_the_round_run_again() -> None:
     table, order = five()
-    for number, peer in enumerate(FIVE):
-        table.reduced(order, peer, digest=bytes([number]) * 32)
-    digests = {peer: bytes([number]) * 32 for number, peer in enumerate(FIVE)}
-    for peer in FIVE:
-        same = dict.fromkeys((A, B, C, D), ONE)
-        table.diagnosed(order, peer, made=same | {E: digests[peer]})
+    all_differ(table, order, *FIVE)
+    blame_e(table, order, *FIVE)
     again = table.hear(A, m.Reduce)
     assert (again.attempt, [c.peer for c in again.contributors]) == (2, [A, B, C, D])
     bad = [e.text for e in table.master.context.events if e.kind is EventKind.BAD]
@@ -179,8 +187,7 @@ def test_whom_an_owner_misled_is_synced_again_and_not_called_bad() -> None:
 
 
 def test_two_are_not_asked() -> None:
-    table = Table(f"[membership]\ndeadline_s = {DEADLINE_S}\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml=f"[membership]\ndeadline_s = {DEADLINE_S}\n")
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
     table.hears_no(A, m.Diagnose)
@@ -195,13 +202,10 @@ def test_answers_that_were_not_asked_for_are_ignored() -> None:
 
 def test_a_report_without_an_answer_does_not_keep_the_others_from_being_asked() -> None:
     table, order = five()
-    for number, peer in enumerate((A, B, C, D)):
-        table.reduced(order, peer, digest=bytes([number]) * 32)
+    all_differ(table, order, A, B, C, D)
     table.wait(DEADLINE_S, *FIVE)
     table.reduced(order, E, digest=b"E" * 32)
-    for number, peer in enumerate((A, B, C, D)):
-        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
-        table.diagnosed(order, peer, made=made)
+    blame_e(table, order, A, B, C, D)
     table.wait(2.0, *FIVE)
     assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
 
@@ -217,16 +221,11 @@ def test_a_commit_waits_for_no_answer_once_all_have_reported_the_same() -> None:
 
 def test_who_takes_its_report_back_does_not_spoil_the_comparison() -> None:
     table, order = five()
-    for number, peer in enumerate(FIVE):
-        table.reduced(order, peer, digest=bytes([number]) * 32)
+    all_differ(table, order, *FIVE)
     table.say(E, m.ReduceFailed(order.round, order.attempt, (A,), False, "lost"))
-    for number, peer in enumerate((A, B, C, D)):
-        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
-        table.diagnosed(order, peer, made=made)
+    blame_e(table, order, A, B, C, D)
     table.wait(LINK_S, *FIVE)  # a lone word: who says it is left out
-    for number, peer in enumerate((A, B, C, D)):
-        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
-        table.diagnosed(order, peer, made=made)
+    blame_e(table, order, A, B, C, D)
     assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
     assert len(table.master.context.roster) == 5
 
@@ -274,8 +273,6 @@ def test_what_a_successor_spreads_is_not_blamed_on_the_dead() -> None:
     attempt = table.hear(A, m.Repair).attempt
     for number, peer in enumerate((A, B, C, D)):
         table.say(peer, m.Reduced(order.round, attempt, bytes([number]) * 32))
-    for number, peer in enumerate((A, B, C, D)):
-        made = dict.fromkeys((A, B, C, D), ONE) | {E: bytes([number]) * 32}
-        table.diagnosed(order, peer, made=made)
+    blame_e(table, order, A, B, C, D)
     assert [c.peer for c in table.hear(A, m.Reduce).contributors] == [A, B, C, D]
     assert not [e for e in table.master.context.events if e.kind is EventKind.BAD]

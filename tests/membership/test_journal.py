@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import msgpack
 import pytest
 
@@ -31,7 +29,6 @@ from holdfast.membership.master.state.journal import (
     TermStarted,
     VersionAdopted,
 )
-from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.state.roster import Detector
 from holdfast.membership.master.state.round_schedule import (
     RETRY_S,
@@ -45,7 +42,7 @@ from holdfast.membership.peer.trainer_control import next_boundary
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.wire import from_plain, to_plain
-from tests.membership.table import DIGEST, LAYOUT, LINEAGE, A, Table, head_of
+from tests.membership.table import DIGEST, LAYOUT, LINEAGE, A, head_of, started
 
 COMMIT = m.Commit(3, 1, 0, 0, 100, (m.Contributor(A, 10, 0.5),), DIGEST)
 PLAN = m.Plan(1024, (m.OwnerRun(A, 1),), "fp32", "fp32")
@@ -97,8 +94,7 @@ def test_what_the_records_amount_to() -> None:
 
 
 def test_replay_equals_the_live_history() -> None:
-    table = Table(fragments=2)
-    table.start("a" * 32, "b" * 32, spares=["c" * 32])
+    table = started("a" * 32, "b" * 32, spares=["c" * 32], fragments=2)
     for _ in range(3):
         table.commit("a" * 32, "b" * 32, others=["c" * 32])
     table.leave("b" * 32)
@@ -200,13 +196,3 @@ def test_any_sign_of_life_counts_until_the_deadline() -> None:
     assert detector.silent(15.0) == ["b"]
     detector.forget("b")
     assert detector.silent(20.0) == []
-
-
-def test_effects_are_those_that_the_daemon_knows() -> None:
-    assert [kind.__name__ for kind in get_args(Effect)] == [
-        "SendMessage",
-        "RecordDurably",
-        "DropPeer",
-        "AnnounceEvent",
-        "StandDown",
-    ]

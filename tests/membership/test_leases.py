@@ -29,7 +29,8 @@ from holdfast.membership.shared.lease_ranges import RangeSet
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
 from holdfast.protocol.errors import LocalProtocolError
-from tests.planting import Bugs, Note, Patch, what_shows
+from holdfast.simulation.invariants import check_leases
+from tests.planting import Bugs, Note, Patch
 
 LENGTH = 40
 DEADLINE_S = 10.0
@@ -99,7 +100,7 @@ class Desk:
                 self.records.append(effect.record)
             elif isinstance(effect, SendMessage) and isinstance(effect.message, m.Leased):
                 self.trainers[effect.peer].heard(effect.message)
-        self.leases.check()
+        check_leases(self.leases)
 
     def wait(self, seconds: float) -> None:
         self.now_s = self.context.now_s = self.now_s + seconds
@@ -213,6 +214,14 @@ def ranges(*pairs: tuple[int, int]) -> RangeSet:
     return RangeSet(pairs)
 
 
+def working(count: int, trained: int | None = None) -> Desk:
+    """Peer a has so many leases and has trained on all of them, or so many."""
+    desk = Desk()
+    desk.want("a", count)
+    desk.trainers["a"].train(count if trained is None else trained)
+    return desk
+
+
 def test_leases_are_given_lowest_first_and_each_to_one() -> None:
     desk = Desk()
     assert desk.want("a", 10) == ranges((0, 10))
@@ -244,18 +253,14 @@ def test_nobody_gets_more_than_an_epoch_at_once_or_holds_more_than_some() -> Non
 
 
 def test_a_commit_spends_what_was_trained_and_not_what_was_drawn() -> None:
-    desk = Desk()
-    desk.want("a", 10)
-    desk.trainers["a"].train(6)
+    desk = working(10, 6)
     assert desk.commit(desk.open("a"), "a") == ranges((0, 6))
     assert desk.leases.held["a"] == ranges((6, 10))
 
 
 def test_an_update_on_its_way_may_name_what_a_commit_has_spent() -> None:
     """With several fragments, a sample is in the next update of each of them."""
-    desk = Desk()
-    desk.want("a", 6)
-    desk.trainers["a"].train(4)
+    desk = working(6, 4)
     desk.commit(desk.open("a"), "a")
     assert desk.leases.may_post("a", (m.LeaseRange(0, 6),))
 
@@ -271,9 +276,7 @@ def test_an_update_that_is_in_no_mean_spends_nothing() -> None:
 
 
 def test_an_aborted_round_spends_nothing() -> None:
-    desk = Desk()
-    desk.want("a", 4)
-    desk.trainers["a"].train(4)
+    desk = working(4)
     desk.open("a")
     desk.abort()
     assert desk.leases.held["a"] == ranges((0, 4))
@@ -305,9 +308,7 @@ def test_who_returns_with_nothing_gives_back_what_it_held() -> None:
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over(commits: bool) -> None:
-    desk = Desk()
-    desk.want("a", 4)
-    desk.trainers["a"].train(4)
+    desk = working(4)
     posted = desk.open("a")
     desk.leases.ordered(desk.round, ["a"])
     desk.leave("a", forgets=True)
@@ -326,9 +327,7 @@ def test_who_is_back_during_its_reduction_does_not_train_again_on_what_that_spen
     commits: bool,
 ) -> None:
     """It dropped the round as its session ended, so it would draw those samples again."""
-    desk = Desk()
-    desk.want("a", 8)
-    desk.trainers["a"].train(4)
+    desk = working(8, 4)
     posted = desk.open("a")
     desk.leases.ordered(desk.round, ["a"])
     desk.leave("a")
@@ -343,9 +342,7 @@ def test_who_is_back_during_its_reduction_does_not_train_again_on_what_that_spen
 
 
 def test_an_update_of_given_away_leases_is_refused_and_its_peer_told() -> None:
-    desk = Desk()
-    desk.want("a", 4)
-    desk.trainers["a"].train(4)
+    desk = working(4)
     desk.leave("a")
     desk.wait(DEADLINE_S + 0.1)
     desk.want("b", 3)
@@ -378,9 +375,7 @@ def test_after_a_restart_nothing_is_given_twice_while_members_are_awaited() -> N
 
 
 def test_a_rewind_frees_what_the_void_commit_had_spent() -> None:
-    desk = Desk()
-    desk.want("a", 4)
-    desk.trainers["a"].train(4)
+    desk = working(4)
     desk.commit(desk.open("a"), "a")
     desk.rewind()
     assert desk.want("b", 4) == ranges((0, 4))
@@ -565,6 +560,4 @@ def breaks(seed: int) -> bool:
 @pytest.mark.planted
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: Patch, record_property: Note) -> None:
-    BUGS[name](monkeypatch)
-    seeds = range(SEEDS_MAX)
-    assert what_shows(BUGS.seeds[name], breaks, seeds, record_property) is not None
+    assert BUGS.is_found(name, monkeypatch, record_property, breaks, range(SEEDS_MAX))

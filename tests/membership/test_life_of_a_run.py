@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
-from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import RunFinished, SpecChanged
 from holdfast.membership.spec.spec_changes import with_end
 from holdfast.protocol import messages as m
-from tests.membership.table import LINEAGE, A, B, C, Table, head_of, hello_of
-from tests.plain import describe
+from tests.membership.table import LINEAGE, A, B, C, Table, head_of, hello_of, started
 
 ROUNDS = "[run]\nrounds = {}\n[membership]\nmin_members = 2\n"
 
 
 def finished(rounds: int = 1) -> Table:
     """Return a run whose rounds are committed, and whose members have left."""
-    table = Table(ROUNDS.format(rounds))
-    table.start(A, B)
+    table = started(A, B, toml=ROUNDS.format(rounds))
     for _round in range(rounds):
         order = table.commit(A, B)
         table.applied(order, A, B)
@@ -65,14 +60,11 @@ def test_a_restart_with_more_rounds_goes_on_and_with_fewer_is_finished() -> None
         table.restart()
         table.take(table.master.settle(table.now_s))
         assert table.master.context.history.finished is over
-        assert describe(table.master, table.now_s)["state"] == (
-            "finished" if over else "waiting for members"
-        )
+        assert table.status()["state"] == ("finished" if over else "waiting for members")
 
 
 def test_members_are_told_of_more_rounds_in_the_middle_of_one() -> None:
-    table = Table(ROUNDS.format(2))
-    table.start(A, B)
+    table = started(A, B, toml=ROUNDS.format(2))
     number = table.open_round()
     change(table, 9)
     for peer in (A, B):
@@ -85,8 +77,7 @@ def test_members_are_told_of_more_rounds_in_the_middle_of_one() -> None:
 
 
 def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
-    table = Table(ROUNDS.format(1))
-    table.start(A, B)
+    table = started(A, B, toml=ROUNDS.format(1))
     order = table.commit(A, B)
     table.applied(order, A, B)
     table.say(A, m.TrainerLost("the training process closed its connection"))
@@ -95,35 +86,22 @@ def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
 
 
 def test_rounds_without_a_commit_are_counted_over_restarts() -> None:
-    table = Table("[membership]\nmin_members = 2\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\nmin_members = 2\n")
     table.applied(table.commit(A, B), A, B)
     table.open_round()
-    assert describe(table.master, table.now_s)["aborted"] == 0, "it is in progress"
+    assert table.status()["aborted"] == 0, "it is in progress"
     table.restart()
-    assert describe(table.master, table.now_s)["aborted"] == 1
+    assert table.status()["aborted"] == 1
     back(table)
     table.hear(A, m.Open)
-    status = describe(table.master, table.now_s)
+    status = table.status()
     assert (status["committed"], status["aborted"]) == (1, 1)
     assert RunHistory.replay(table.journal).schedule.uncommitted_count == 2
 
 
 def test_a_machine_that_was_never_a_member_was_refused_and_not_removed() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     for peer, word in ((B, "removed from the run"), (C, "refused by the run's operator")):
         table.take(table.master.kick(peer, "no", table.now_s))
         table.join(peer)
         assert f"was refused: {word}: no" in table.announced()
-
-
-@pytest.mark.parametrize(("own", "warned"), [((A, B, C), False), ((A, B), True), ((A,), True)])
-def test_one_invite_for_all_is_no_risk_to_others(own: tuple[str, ...], warned: bool) -> None:
-    table = Table("[membership]\nmin_members = 2\n")
-    table.start(A, B, C)
-    for member in table.master.context.roster:
-        invite = "1111AAAA" if member.peer in own else "2222BBBB"
-        member.grant = Grant(m.Role.CONTRIBUTOR, invite=invite)
-    warnings = describe(table.master, table.now_s)["warnings"]
-    assert len(warnings) == warned

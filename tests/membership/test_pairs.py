@@ -6,17 +6,11 @@ import pytest
 
 from holdfast.membership.master.routes.routes import APART_S
 from holdfast.protocol import messages as m
-from tests.membership.table import A, B, C, D, Table
+from tests.membership.table import TEN_SECONDS, A, B, C, D, Table, started
 
 
 def owners(order: m.Reduce) -> set[str]:
     return {run.peer for run in order.plan.owners}
-
-
-def a_table() -> Table:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
-    return table
 
 
 def round_of(table: Table) -> m.Reduce:
@@ -27,7 +21,7 @@ def round_of(table: Table) -> m.Reduce:
 
 
 def test_a_link_that_stays_broken_is_planned_around_until_there_is_one_again() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     assert owners(round_of(table)) == {A}
     table.say(A, m.LinkBroken(B))
     assert owners(round_of(table)) == {A}, "most links are made again at once"
@@ -40,7 +34,7 @@ def test_a_link_that_stays_broken_is_planned_around_until_there_is_one_again() -
 
 
 def test_two_ends_that_say_it_late_do_not_leave_a_pair_apart() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.say(A, m.LinkBroken(B), m.RouteWorks(B, 0))
     table.say(B, m.LinkBroken(A), m.RouteWorks(A, 0))
     table.wait(table.spec.settle_s, A, B, C)
@@ -49,7 +43,7 @@ def test_two_ends_that_say_it_late_do_not_leave_a_pair_apart() -> None:
 
 @pytest.mark.fault("one of a pair without a link is removed and comes back")
 def test_that_two_had_no_link_outlives_a_return() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.say(B, m.LinkBroken(A))
     table.say(B, m.RouteWanted(A, 0, True, "no answer"))
     before = table.hear(A, m.Route)
@@ -67,7 +61,7 @@ def test_that_two_had_no_link_outlives_a_return() -> None:
 
 
 def test_a_member_that_returns_late_starts_with_default_routes() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.say(B, m.RouteWanted(A, 0, False, "no answer"))
     table.leave(B)
     table.forget()
@@ -78,7 +72,7 @@ def test_a_member_that_returns_late_starts_with_default_routes() -> None:
 
 
 def test_a_member_with_links_starts_with_default_routes_too() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.say(A, m.LinkBroken(B))
     table.leave(B)  # it has lost its link to C too, and says so no more
     table.forget()
@@ -88,7 +82,7 @@ def test_a_member_with_links_starts_with_default_routes_too() -> None:
 
 
 def test_a_pair_that_returns_while_the_other_is_away_waits_for_it() -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.join_in_sync(D)
     table.say(B, m.RouteWanted(A, 0, False, "no answer"))
     table.leave(A)
@@ -113,7 +107,7 @@ def test_a_pair_that_returns_while_the_other_is_away_waits_for_it() -> None:
 def test_who_is_behind_the_masters_router_is_met_at_that_routers_address(
     masters: tuple[str, ...], met_at: str
 ) -> None:
-    table = a_table()
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.take(table.master.know_masters(masters, table.now_s))
     hosts = {A: ("192.168.0.3", 40_001), B: ("198.51.100.7", 40_002)}
     for peer, (host, port) in hosts.items():

@@ -191,7 +191,6 @@ def test_the_estimate_of_eight_residential_peers() -> None:
     assert set(owned(plan)) == {PEERS[6], PEERS[7]}
     assert estimate.bound_s == pytest.approx(1e8 / (20 * MBIT))
     assert estimate.predicted_s == pytest.approx(estimate.bound_s)
-    assert estimate.ring_s == pytest.approx(1.75 * estimate.bound_s)
 
 
 def test_the_estimate_counts_encoded_bytes_and_whole_chunks() -> None:

@@ -7,10 +7,8 @@ the test.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,9 +40,7 @@ from tests.membership import (
     test_rounds,
     test_views,
 )
-from tests.planting import Patch
-
-Make = Callable[[Any], object]
+from tests.planting import Make, Patch, always, take_out
 
 
 def some_views() -> None:
@@ -94,10 +90,6 @@ def wanted_still(real: Any) -> object:
         return claimed
 
     return claim
-
-
-def always(value: object) -> Make:
-    return lambda _real: lambda *_: value
 
 
 # ---------------------------------------------------------------- the table
@@ -201,21 +193,11 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
 }
 
 
-def take_out(patch: Patch, owner: Any, name: str, make: Make) -> None:
-    """Put what lacks the rule in its place; of a module, also where the name was imported."""
-    real = vars(owner)[name]
-    lacking, holders = make(real), [owner]
-    if isinstance(owner, ModuleType) and callable(real):
-        holders += [each for each in sys.modules.values() if vars(each).get(name) is real]
-    for holder in holders:
-        patch.setattr(holder, name, lacking)
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize("name", BUGS)
 def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
     function, test = BUGS[name]
-    take_out(monkeypatch, *function)
+    take_out(monkeypatch, function)
     missed = AssertionError, LocalProtocolError, RemoteProtocolError, ValueError
     with pytest.raises((*missed, pytest.fail.Exception)):
         test()

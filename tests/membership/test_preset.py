@@ -8,8 +8,9 @@ import attrs
 import pytest
 
 from holdfast.membership.spec import preset as module
+from holdfast.membership.spec.mistakes import SPEC_CHARS_MAX
 from holdfast.membership.spec.preset import PRESETS, format_preset, preset_settings
-from holdfast.membership.spec.spec import SPEC_CHARS_MAX, TABLES, RunSpec
+from holdfast.membership.spec.spec import TABLES, RunSpec
 from holdfast.membership.spec.spec_changes import changed_settings, with_end
 from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol.errors import UserError

@@ -7,8 +7,7 @@ import pytest
 from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.protocol import messages as m
-from tests.membership.table import DIGEST, A, B, C, D, E, Table, owners_of
-from tests.plain import describe
+from tests.membership.table import DIGEST, TEN_SECONDS, A, B, C, D, E, owners_of, reducing, started
 
 
 @pytest.mark.fault(
@@ -17,8 +16,7 @@ from tests.plain import describe
     "its chunks go to others, nothing else is done again",
 )
 def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again() -> None:
-    table = Table()
-    table.start(A, B, C, spares=[D])
+    table = started(A, B, C, spares=[D])
     table.reduce(A, B, C)
     owners_of(table, A, B, B, B, C)
     table.leave(B)
@@ -38,8 +36,7 @@ def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again()
 
 
 def test_a_death_while_the_others_are_asked_begins_the_asking_again() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D, E)
+    table, order = reducing(A, B, C, D, E)
     owners_of(table, A, B, C, D, E)
     table.leave(B)
     first = table.hear(A, m.Flush)
@@ -56,13 +53,11 @@ def test_a_death_while_the_others_are_asked_begins_the_asking_again() -> None:
 
 
 def test_the_death_of_the_repairer_is_repaired_again() -> None:
-    table = Table()
-    table.start(A, B, C, D, E)
+    table = started(A, B, C, D, E)
     table.reduce(A, B, C, D, E)
     owners_of(table, B, C, D, E, B)
     table.leave(B)
-    table.hold(table.hear(A, m.Flush), A, C, D, E)
-    first = table.hear(A, m.Repair)
+    first = table.repair(A, C, D, E)
     (successor,) = {a.owner for a in first.assignments if a.first_chunk == 0}
     table.leave(successor)
     left = [peer for peer in (A, C, D, E) if peer != successor]
@@ -76,17 +71,8 @@ def test_the_death_of_the_repairer_is_repaired_again() -> None:
     assert successor not in [a.owner for a in again.assignments]
 
 
-def test_below_the_quorum_a_loss_aborts() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
-    table.leave(B)
-    table.leave(C)
-    assert table.hear(A, m.Abort).round == order.round
-
-
 def test_who_does_not_answer_a_flush_is_removed() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D, E)
+    table = started(A, B, C, D, E, toml=TEN_SECONDS)
     table.reduce(A, B, C, D, E)
     table.leave(B)
     table.hold(table.hear(A, m.Flush), A, C, E)
@@ -96,8 +82,7 @@ def test_who_does_not_answer_a_flush_is_removed() -> None:
 
 
 def test_a_spare_that_does_not_answer_a_flush_holds_up_nobody_for_long() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, spares=[D])
+    table = started(A, B, C, spares=[D], toml=TEN_SECONDS)
     table.reduce(A, B, C)
     owners_of(table, A, B, C)
     table.leave(B)
@@ -109,8 +94,7 @@ def test_a_spare_that_does_not_answer_a_flush_holds_up_nobody_for_long() -> None
 
 
 def test_a_spare_is_not_waited_for_when_survivors_hold_everything() -> None:
-    table = Table()
-    table.start(A, B, C, spares=[D])
+    table = started(A, B, C, spares=[D])
     table.reduce(A, B, C)
     owners_of(table, B, B, C)
     table.leave(B)
@@ -121,8 +105,7 @@ def test_a_spare_is_not_waited_for_when_survivors_hold_everything() -> None:
 
 
 def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, spares=[D])
+    table, order = reducing(A, B, C, spares=[D])
     owners_of(table, B, B, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -141,14 +124,12 @@ def test_what_only_a_spare_holds_is_spread_by_the_spare() -> None:
     repair = table.hear(C, m.Repair)
     repair = table.hear(C, m.Repair)
     assert repair.assignments == (m.Assignment(1, 1, A, from_scratch=False, lacking=b"\x0e"),)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST))
+    table.reduced(order, A, C, attempt=repair.attempt)
     table.hear(A, m.Commit)
 
 
 def test_a_spare_that_cannot_spread_what_it_holds_is_replaced() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, spares=[D])
+    table, order = reducing(A, B, C, spares=[D])
     owners_of(table, B, A, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -163,15 +144,13 @@ def test_a_spare_that_cannot_spread_what_it_holds_is_replaced() -> None:
     table.hold(again, A, C)
     repair = table.hear(A, m.Repair)
     assert repair.assignments[0].from_scratch
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST))
+    table.reduced(order, A, C, attempt=repair.attempt)
     table.applied(order, A, C)
     table.hear(D, m.SyncFragment)
 
 
 def test_a_spare_that_came_too_late_with_what_it_held_is_synced_again() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C, spares=[D])
+    table, order = reducing(A, B, C, spares=[D], toml=TEN_SECONDS)
     owners_of(table, B, A, C)
     table.leave(B)
     table.hold(table.hear(A, m.Flush), A, C)
@@ -180,15 +159,13 @@ def test_a_spare_that_came_too_late_with_what_it_held_is_synced_again() -> None:
     assert repair.assignments[0].from_scratch
     table.say(D, m.ReduceFailed(order.round, repair.attempt, (), False, "it holds another result"))
     table.hears_no(A, m.Flush)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST))
+    table.reduced(order, A, C, attempt=repair.attempt)
     table.applied(order, A, C)
     table.hear(D, m.SyncFragment)
 
 
 def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     table.forget()
     table.say(B, m.ReduceFailed(order.round, 1, (), False, "out of memory"))
     flush = table.hear(A, m.Flush)
@@ -196,8 +173,7 @@ def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
     table.hears_no(B, m.Flush)
     table.hold(flush, A, C, D)
     repair = table.hear(A, m.Repair)
-    for peer in (A, C, D):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST))
+    table.reduced(order, A, C, D, attempt=repair.attempt)
     assert table.hear(B, m.Commit).round == order.round
     table.applied(order, A, C, D)
     table.hear(B, m.SyncFragment)
@@ -205,8 +181,7 @@ def test_who_cannot_go_on_is_lost_to_the_round_but_not_to_the_run() -> None:
 
 
 def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     count = len(table.master.scheduler.rounds[order.round].running().owners)
     some = (m.ContributorRun(b"\x0d", count),)
     for peer, manifest in ((A, ()), (B, some), (C, some), (D, some)):
@@ -218,8 +193,7 @@ def test_results_with_equal_digests_and_unlike_manifests_do_not_agree() -> None:
 
 
 def test_a_manifest_of_another_round_is_a_violation() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     count = len(table.master.scheduler.rounds[order.round].running().owners)
     table.say(A, m.Reduced(order.round, 1, DIGEST, (m.ContributorRun(b"\x0f", count + 1),)))
     assert table.dropped(A) is m.RefusalCode.PROTOCOL
@@ -228,8 +202,7 @@ def test_a_manifest_of_another_round_is_a_violation() -> None:
 
 
 def test_a_result_that_fewer_than_the_quorum_hold_is_not_committed() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A)
     table.leave(B)
     table.leave(C)
@@ -238,28 +211,26 @@ def test_a_result_that_fewer_than_the_quorum_hold_is_not_committed() -> None:
 
 
 def test_a_repair_is_told_to_people() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     owners_of(table, A, B, B, B, C)
     table.leave(B)
     flush = table.hear(A, m.Flush)
-    status = describe(table.master, table.now_s)
+    status = table.status()
     assert status["why_waiting"] == (
         "the round goes on without b (bbbbbbbb) (a and c still to report the chunks they hold)"
     )
     table.hold(flush, A, results=b"\x02")
     table.hold(flush, C)
     repair = table.hear(A, m.Repair)
-    status = describe(table.master, table.now_s)
+    status = table.status()
     (running,) = status["rounds"]
     assert (running["repairs"], running["reruns"]) == (1, 0)
     assert list(running["lost"]) == [B]
     (said,) = [e["text"] for e in status["events"] if "repaired" in e["text"]]
     assert "repaired round 1: b (bbbbbbbb) lost, 3 of 5 chunks taken over by" in said
     assert "2 of them added up again, nothing else rerun" in said
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST))
-    status = describe(table.master, table.now_s)
+    table.reduced(order, A, C, attempt=repair.attempt)
+    status = table.status()
     assert (status["repaired"], status["rerun"]) == (1, 0)
     (past,) = status["past_rounds"]
     assert past["why"] == "committed with 3 contributors, repaired once"
@@ -268,19 +239,15 @@ def test_a_repair_is_told_to_people() -> None:
 @pytest.mark.fault("it dies at any instant of a reduction")
 def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
     """B is in no chunk, C in some: neither counts for more than that anywhere."""
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     assert [each.peer for each in order.contributors] == [A, B, C, D]
     weight = order.contributors[0].weight
     owners_of(table, A, B, C, D)
     table.leave(B)
-    flush = table.hear(A, m.Flush)
-    table.hold(flush, A, C, D)
-    repair = table.hear(A, m.Repair)
+    repair = table.repair(A, C, D)
     manifest = (m.ContributorRun(b"\x0d", 3), m.ContributorRun(b"\x09", 1))
-    for peer in (A, C, D):
-        table.say(peer, m.Reduced(order.round, repair.attempt, DIGEST, manifest))
-    status = describe(table.master, table.now_s)
+    table.reduced(order, A, C, D, attempt=repair.attempt, manifest=manifest)
+    status = table.status()
     (past,) = status["past_rounds"]
     shares = {each["peer"]: each["chunk_share"] for each in past["contributors"]}
     assert shares == {A: 1.0, C: 0.75, D: 1.0}
@@ -298,8 +265,7 @@ def test_the_record_of_a_repaired_round_names_what_went_in() -> None:
 
 
 def test_chunks_that_do_not_exist_are_a_violation() -> None:
-    table = Table()
-    table.start(A, B, C, D)
+    table = started(A, B, C, D)
     table.reduce(A, B, C, D)
     table.leave(B)
     flush = table.hear(A, m.Flush)
@@ -308,8 +274,7 @@ def test_chunks_that_do_not_exist_are_a_violation() -> None:
 
 
 def test_a_result_that_comes_during_the_flush_is_still_committed() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A)
     table.leave(B)
     table.reduced(order, C)
@@ -318,12 +283,10 @@ def test_a_result_that_comes_during_the_flush_is_still_committed() -> None:
 
 
 def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C, D, E)
+    table, order = reducing(A, B, C, D, E, toml=TEN_SECONDS)
     table.say(A, m.ReduceFailed(order.round, 1, (D,), False, "reset"))
     table.leave(B)
-    table.hold(table.hear(A, m.Flush), A, C, D, E)
-    repair = table.hear(A, m.Repair)
+    repair = table.repair(A, C, D, E)
     table.wait(2.0, A, C, D, E)
     assert D in table.master.context.roster  # under this attempt nobody has complained yet
     table.say(A, m.ReduceFailed(order.round, repair.attempt, (D,), False, "reset"))
@@ -334,8 +297,7 @@ def test_a_loss_that_was_told_before_the_repair_may_be_told_again() -> None:
 
 
 def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D, E)
+    table, order = reducing(A, B, C, D, E)
     table.forget()
     table.leave(B)
     table.hear(A, m.Flush)
@@ -350,8 +312,7 @@ def test_a_refused_update_is_never_repaired_but_reduced_again_without_it() -> No
 
 
 def test_a_spare_gets_from_others_what_a_dead_owner_has_not_sent_it() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, spares=[D])
+    table, order = reducing(A, B, C, spares=[D])
     owners_of(table, A, B, C)
     table.say(D, m.ReduceFailed(order.round, 1, (B,), False, "reset"))
     table.reduced(order, A, C)
@@ -384,8 +345,7 @@ def test_a_member_that_lacks_a_link_takes_over_what_nobody_else_can() -> None:
 
 
 def test_what_the_lost_have_said_about_others_is_void() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D, toml=TEN_SECONDS)
     table.say(D, *[m.ReduceFailed(order.round, 1, (p,), False, "no link") for p in (A, B, C)])
     for peer in (A, B, C):
         table.say(peer, m.ReduceFailed(order.round, 1, (D,), False, "no link"))
@@ -401,8 +361,7 @@ def test_what_the_lost_have_said_about_others_is_void() -> None:
 
 
 def test_who_tells_of_a_loss_that_is_known_already_stays_in_the_round() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     table.leave(B)
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "reset"))
     table.hold(table.hear(A, m.Flush), A, C, D)

@@ -16,72 +16,58 @@ from holdfast.membership.peer.peer_effects import (
 )
 from holdfast.membership.peer.replica import Replica, leader_of
 from holdfast.membership.peer.trainer_control import WORTH_SHARE
-from holdfast.protocol.messages import (
-    Abort,
-    Commit,
-    Contributor,
-    ContributorRun,
-    Finish,
-    FragmentHead,
-    Leased,
-    LeaseRange,
-    MemberInfo,
-    Message,
-    NotReady,
-    Open,
-    OwnerRun,
-    Plan,
-    Posted,
-    RankSamples,
-    Ready,
-    Reduce,
-    ReduceFailed,
-    Role,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-    SyncFragment,
-    View,
-    Welcome,
-)
+from holdfast.protocol import messages as m
 
 ME = "a" * 32
 EVERY = 5
 LINEAGE, ROOT, DIGEST = b"l" * 32, b"r" * 32, b"d" * 32
-ME_ALONE = (Contributor(ME, 80, 1.0),)
+ME_ALONE = (m.Contributor(ME, 80, 1.0),)
 
 
 def a_contributor(fragment_count: int = 1) -> Replica:
     """Return a contributor in sync at version 0, with its trainer loaded."""
     replica = Replica(ME)
-    heads = tuple(FragmentHead(fragment, 0, ROOT) for fragment in range(fragment_count))
+    heads = tuple(m.FragmentHead(fragment, 0, ROOT) for fragment in range(fragment_count))
     replica.founded(LINEAGE, heads)
-    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, fragment_count)
-    me = MemberInfo(ME, "me", 1, (), Role.CONTRIBUTOR, True)
-    replica.take_view(View(1, (me,), 0))
+    replica.welcome(m.Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, fragment_count)
+    me = m.MemberInfo(ME, "me", 1, (), m.Role.CONTRIBUTOR, True)
+    replica.take_view(m.View(1, (me,), 0))
     replica.trainer_came()
     return replica
 
 
-def told(effects: list[PeerEffect]) -> list[Message]:
+def told(effects: list[PeerEffect]) -> list[m.Message]:
     return [effect.message for effect in effects if isinstance(effect, TellTrainer)]
+
+
+def order_of(
+    number: int,
+    contributors: tuple[m.Contributor, ...] = ME_ALONE,
+    version: int | None = None,
+    owner: str = ME,
+) -> m.Reduce:
+    """Return the order of a round, by default of the version that as many rounds have made."""
+    plan = m.Plan(1024, (m.OwnerRun(owner, 1),), "fp32", "fp32")
+    receivers = tuple(dict.fromkeys((ME, *(each.peer for each in contributors))))
+    base = number - 1 if version is None else version
+    return m.Reduce(number, 1, 0, base, 1, contributors, receivers, plan)
 
 
 def reduce_and_commit(
     replica: Replica,
     number: int,
     at_step: int,
-    contributors: tuple[Contributor, ...] = ME_ALONE,
-    manifest: tuple[ContributorRun, ...] = (),
+    contributors: tuple[m.Contributor, ...] = ME_ALONE,
+    manifest: tuple[m.ContributorRun, ...] = (),
+    posted_step: int | None = None,
 ) -> None:
     """Run a round from its Open to its Commit, without applying it."""
     version = number - 1
-    replica.course.open(Open(number, 0, version, at_step))
-    replica.course.posted(Posted(number, 0, version, 80, at_step), 1.0, "")
-    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.course.reduce(Reduce(number, 1, 0, version, 1, contributors, (ME,), plan))
+    replica.course.open(m.Open(number, 0, version, at_step))
+    replica.course.posted(m.Posted(number, 0, version, 80, posted_step or at_step), 1.0, "")
+    replica.course.reduce(order_of(number, contributors))
     replica.course.reduction_done(number, 1, DIGEST)
-    replica.course.commit(Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
+    replica.course.commit(m.Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
 
 
 def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
@@ -89,10 +75,10 @@ def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
     them the trainer runs on: it must not run past the new round's step."""
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
-    assert told(replica.course.open(Open(2, 0, 1, 10))) == [], "not before version 1 is there"
-    ended, opened = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
-    assert isinstance(ended, RoundEnded)
-    assert isinstance(opened, RoundOpened)
+    assert told(replica.course.open(m.Open(2, 0, 1, 10))) == [], "not before version 1 is there"
+    ended, opened = told(replica.course.applied(1, m.FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, m.RoundEnded)
+    assert isinstance(opened, m.RoundOpened)
     assert ended.step_limit == 10
     assert (opened.at_step, opened.step_limit) == (10, 15)
 
@@ -100,19 +86,19 @@ def test_a_trainer_is_held_at_the_step_of_a_round_it_was_not_told_of() -> None:
 def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() -> None:
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
-    replica.course.applied(1, FragmentHead(0, 1, ROOT))
-    replica.course.open(Open(2, 0, 1, 10))
+    replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
+    replica.course.open(m.Open(2, 0, 1, 10))
     replica.trainer_lost()
     effects = replica.trainer_came()
     assert [effect for effect in effects if isinstance(effect, ReloadTrainer)] == [
         ReloadTrainer(5, 10)
     ]
-    assert [m.step_limit for m in told(effects) if isinstance(m, RoundOpened)] == [15]
+    assert [each.step_limit for each in told(effects) if isinstance(each, m.RoundOpened)] == [15]
 
 
 def test_a_trainer_whose_weights_are_not_finite_is_told_so_with_the_state_it_is_given() -> None:
     replica = a_contributor()
-    order = SyncFragment(FragmentHead(0, 3, ROOT), (), replaces_newer=False)
+    order = m.SyncFragment(m.FragmentHead(0, 3, ROOT), (), replaces_newer=False)
     replica.sync(order)
     assert replica.trainer_spoilt() == [], "the shared state is on its way"
     loads = [each for each in replica.fetched(order.head, 0) if isinstance(each, ReloadTrainer)]
@@ -127,66 +113,62 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
     """
     replica = a_contributor()
     replica.leases.begin(10)
-    replica.leases.leased(Leased((LeaseRange(0, 4),), all=True, length=10))
+    replica.leases.leased(m.Leased((m.LeaseRange(0, 4),), all=True, length=10))
     assert replica.leases.draw(0, 0, 4, leased=True)
-    replica.course.open(Open(1, 0, 0, 5))
-    left = Leased((LeaseRange(4, 10),), all=True, length=10)
+    replica.course.open(m.Open(1, 0, 0, 5))
+    left = m.Leased((m.LeaseRange(4, 10),), all=True, length=10)
     replica.leases.leased(left)  # 0 to 3 went to others
     assert replica.trainer.bar(barred=replica.leases.barred({0: 4})) == []
-    refused = replica.course.posted(Posted(1, 0, 0, 80, 5, 0.0, (RankSamples(0, 0, 4),)), 1.0, "")
-    assert [type(each.message) for each in refused if isinstance(each, TellMaster)] == [NotReady]
+    refused = replica.course.posted(
+        m.Posted(1, 0, 0, 80, 5, 0.0, (m.RankSamples(0, 0, 4),)), 1.0, ""
+    )
+    assert [type(each.message) for each in refused if isinstance(each, TellMaster)] == [m.NotReady]
     assert [each for each in refused if isinstance(each, ReloadTrainer)]
     assert opened_at(refused)[0] == 5, "it may post for the same round"
     assert replica.leases.draw(0, 4, 2, leased=True)
-    samples = (RankSamples(0, 4, 6),)
-    told = replica.course.posted(Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
+    samples = (m.RankSamples(0, 4, 6),)
+    told = replica.course.posted(m.Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
     (ready,) = [each.message for each in told if isinstance(each, TellMaster)]
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, m.Ready)
     assert ready.first_batches == b"first"
 
 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:
     replica = a_contributor()
-    replica.course.open(Open(1, 0, 0, 5))
-    replica.course.posted(Posted(1, 0, 0, 80, 5), 1.0, "")
-    (ended,) = told(replica.course.abort(Abort(1, "too few")))
-    assert isinstance(ended, RoundEnded)
+    replica.course.open(m.Open(1, 0, 0, 5))
+    replica.course.posted(m.Posted(1, 0, 0, 80, 5), 1.0, "")
+    (ended,) = told(replica.course.abort(m.Abort(1, "too few")))
+    assert isinstance(ended, m.RoundEnded)
     assert (ended.committed, ended.step_limit) == (False, 5)
-    (opened,) = told(replica.course.open(Open(2, 0, 0, 5)))
-    assert isinstance(opened, RoundOpened)
+    (opened,) = told(replica.course.open(m.Open(2, 0, 0, 5)))
+    assert isinstance(opened, m.RoundOpened)
     assert (opened.at_step, opened.step_limit) == (5, 10)
 
 
 def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> None:
     """The master opens the aborted fragment's round again when the open one is closed."""
     replica = a_contributor(fragment_count=2)
-    replica.course.open(Open(1, 0, 0, 2))
-    replica.course.posted(Posted(1, 0, 0, 80, 2), 1.0, "")
-    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
-    replica.course.open(Open(2, 1, 0, 5))
-    (ended,) = told(replica.course.abort(Abort(1, "nothing moved")))
-    assert isinstance(ended, RoundEnded)
+    replica.course.open(m.Open(1, 0, 0, 2))
+    replica.course.posted(m.Posted(1, 0, 0, 80, 2), 1.0, "")
+    replica.course.reduce(order_of(1))
+    replica.course.open(m.Open(2, 1, 0, 5))
+    (ended,) = told(replica.course.abort(m.Abort(1, "nothing moved")))
+    assert isinstance(ended, m.RoundEnded)
     assert not ended.committed
     assert ended.step_limit > 5, "round 2 is posted at step 5"
 
 
 def opened_at(effects: list[PeerEffect]) -> tuple[int, int]:
     """Return the step and the step limit that the trainer is told with a round."""
-    (opened,) = [each for each in told(effects) if isinstance(each, RoundOpened)]
+    (opened,) = [each for each in told(effects) if isinstance(each, m.RoundOpened)]
     return opened.at_step, opened.step_limit
 
 
 def posted_at(step: int) -> Replica:
     """Return a replica at version 1, whose trainer posted at this step for the round of step 5."""
     replica = a_contributor()
-    replica.course.open(Open(1, 0, 0, 5))
-    replica.course.posted(Posted(1, 0, 0, 80, step), 1.0, "")
-    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
-    replica.course.reduction_done(1, 1, DIGEST)
-    replica.course.commit(Commit(1, 1, 0, 0, 5, ME_ALONE, DIGEST))
-    replica.course.applied(1, FragmentHead(0, 1, ROOT))
+    reduce_and_commit(replica, 1, 5, posted_step=step)
+    replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
     return replica
 
 
@@ -194,17 +176,17 @@ def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_agai
     """The trainer went on while the master was away: the next rounds are all due at its step."""
     half = int(WORTH_SHARE * EVERY)
     replica = posted_at(47)
-    assert opened_at(replica.course.open(Open(2, 0, 1, 10))) == (47 + half, 50)
-    (ended,) = told(replica.course.abort(Abort(2, "too few")))
-    assert isinstance(ended, RoundEnded)
+    assert opened_at(replica.course.open(m.Open(2, 0, 1, 10))) == (47 + half, 50)
+    (ended,) = told(replica.course.abort(m.Abort(2, "too few")))
+    assert isinstance(ended, m.RoundEnded)
     assert ended.step_limit == 47 + half, "it waits where the round is opened again"
-    assert opened_at(replica.course.open(Open(3, 0, 1, 10))) == (47 + half, 50)
-    assert opened_at(replica.course.open(Open(3, 0, 1, 0))) == (0, 15), "nudged: the others wait"
+    assert opened_at(replica.course.open(m.Open(3, 0, 1, 10))) == (47 + half, 50)
+    assert opened_at(replica.course.open(m.Open(3, 0, 1, 0))) == (0, 15), "nudged: the others wait"
 
 
 def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:
-    assert opened_at(posted_at(5).course.open(Open(2, 0, 1, 10))) == (10, 15)
-    assert opened_at(posted_at(7).course.open(Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(5).course.open(m.Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(7).course.open(m.Open(2, 0, 1, 10))) == (10, 15)
 
 
 def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> None:
@@ -212,17 +194,20 @@ def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> N
     replica = posted_at(47)
     replica.trainer.run_step = 60
     replica.trainer_came()
-    assert opened_at(replica.course.open(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
+    assert opened_at(replica.course.open(m.Open(2, 0, 1, 10))) == (
+        60 + int(WORTH_SHARE * EVERY),
+        65,
+    )
 
 
 @pytest.mark.parametrize("ours", [80, 0])
 def test_a_trainer_is_told_whether_it_is_among_the_contributors(ours: int) -> None:
     replica = a_contributor()
-    other = Contributor("b" * 32, 240, 1.0)
-    ourselves = (Contributor(ME, ours, 1.0),) if ours else ()
+    other = m.Contributor("b" * 32, 240, 1.0)
+    ourselves = (m.Contributor(ME, ours, 1.0),) if ours else ()
     reduce_and_commit(replica, 1, 5, (*ourselves, other))
-    (ended,) = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
-    assert isinstance(ended, RoundEnded)
+    (ended,) = told(replica.course.applied(1, m.FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, m.RoundEnded)
     assert ended.contributed == (ours > 0)
 
 
@@ -235,10 +220,10 @@ def test_a_trainer_is_told_whether_any_of_its_update_is_in_the_mean(
 ) -> None:
     """An update that is in no chunk stays in the trainer's local weights."""
     replica = a_contributor()
-    both = (Contributor(ME, 80, 1.0), Contributor("b" * 32, 240, 1.0))
-    reduce_and_commit(replica, 1, 5, both, tuple(ContributorRun(*run) for run in runs))
-    (ended,) = told(replica.course.applied(1, FragmentHead(0, 1, ROOT)))
-    assert isinstance(ended, RoundEnded)
+    both = (m.Contributor(ME, 80, 1.0), m.Contributor("b" * 32, 240, 1.0))
+    reduce_and_commit(replica, 1, 5, both, tuple(m.ContributorRun(*run) for run in runs))
+    (ended,) = told(replica.course.applied(1, m.FragmentHead(0, 1, ROOT)))
+    assert isinstance(ended, m.RoundEnded)
     assert (ended.committed, ended.contributed) == (True, contributed)
 
 
@@ -247,9 +232,9 @@ def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> Non
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
     if applied:
-        replica.course.applied(1, FragmentHead(0, 1, ROOT))
-    opened = told(replica.course.open(Open(2, 0, 1, 10)))
-    assert [type(message) for message in opened] == ([RoundOpened] if applied else [])
+        replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
+    opened = told(replica.course.open(m.Open(2, 0, 1, 10)))
+    assert [type(message) for message in opened] == ([m.RoundOpened] if applied else [])
 
 
 @pytest.mark.fault(
@@ -260,20 +245,17 @@ def test_a_round_opens_for_the_trainer_at_its_base_version(applied: bool) -> Non
 def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     """The frames were lost with a link after their sender was done: no peer sends them again."""
     replica = a_contributor()
-    others = (Contributor("b" * 32, 80, 1.0), Contributor("c" * 32, 80, 1.0))
-    plan = Plan(1024, (OwnerRun("b" * 32, 1),), "fp32", "fp32")
-    said: list[Message] = []
+    others = (m.Contributor("b" * 32, 80, 1.0), m.Contributor("c" * 32, 80, 1.0))
+    said: list[m.Message] = []
     for number in range(1, OVERTAKEN_MAX + 2):
-        receivers = (ME, *(contributor.peer for contributor in others))
-        order = Reduce(number, 1, 0, number - 1, 1, others, receivers, plan)
-        effects = replica.course.reduce(order)
+        effects = replica.course.reduce(order_of(number, others, owner="b" * 32))
         said = [effect.message for effect in effects if isinstance(effect, TellMaster)]
         assert not said or number == OVERTAKEN_MAX + 1
         if number > 1:
             replica.course.reduction_done(number, 1, DIGEST)
-        replica.course.commit(Commit(number, 1, 0, number - 1, EVERY * number, others, DIGEST))
+        replica.course.commit(m.Commit(number, 1, 0, number - 1, EVERY * number, others, DIGEST))
     (failed,) = said
-    assert isinstance(failed, ReduceFailed)
+    assert isinstance(failed, m.ReduceFailed)
     assert (failed.round, failed.accused) == (1, ())
     assert 1 not in replica.rounds
 
@@ -281,15 +263,13 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
 @pytest.mark.parametrize("committed_first", [False, True])
 def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) -> None:
     replica = Replica(ME)
-    replica.welcome(Welcome(1, 1, "", None, LINEAGE, (), 0, (), 1), EVERY, 1)
-    replica.sync(SyncFragment(FragmentHead(0, 1, ROOT), ("b" * 32,)))
-    plan = Plan(1024, (OwnerRun("b" * 32, 1),), "fp32", "fp32")
-    others = (Contributor("b" * 32, 80, 1.0),)
+    replica.welcome(m.Welcome(1, 1, "", None, LINEAGE, (), 0, (), 1), EVERY, 1)
+    replica.sync(m.SyncFragment(m.FragmentHead(0, 1, ROOT), ("b" * 32,)))
+    others = (m.Contributor("b" * 32, 80, 1.0),)
     stored: list[int] = []
     for number in (1, 2):
-        version = number
-        replica.course.reduce(Reduce(number, 1, 0, version, 1, others, (ME, "b" * 32), plan))
-        commit = Commit(number, 1, 0, version, 5, others, DIGEST)
+        replica.course.reduce(order_of(number, others, version=number, owner="b" * 32))
+        commit = m.Commit(number, 1, 0, number, 5, others, DIGEST)
         effects: list[PeerEffect] = []
         if committed_first:
             effects += replica.course.commit(commit)
@@ -298,35 +278,36 @@ def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) ->
             effects += replica.course.commit(commit)
         stored += [each.round for each in effects if isinstance(each, StoreResult)]
     assert stored == [1, 2]
-    effects = replica.fetched(FragmentHead(0, 1, ROOT), 0)
+    effects = replica.fetched(m.FragmentHead(0, 1, ROOT), 0)
     assert any(isinstance(each, ApplyRound) for each in effects)
 
 
 def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None:
     replica = a_contributor()
-    replica.course.open(Open(1, 0, 0, EVERY))
+    replica.course.open(m.Open(1, 0, 0, EVERY))
 
-    (nudged,) = told(replica.course.open(Open(1, 0, 0, 0)))
-    assert isinstance(nudged, RoundOpened)
+    (nudged,) = told(replica.course.open(m.Open(1, 0, 0, 0)))
+    assert isinstance(nudged, m.RoundOpened)
     assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.trainer.step_limit())
 
-    replica.course.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
-    assert told(replica.course.open(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
+    replica.course.posted(m.Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
+    assert told(replica.course.open(m.Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
 
 
 def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
     replica = a_contributor()
-    replica.course.open(Open(1, 0, 0, EVERY))
-    replica.course.posted(Posted(1, 0, 0, 80, EVERY), 1.0, "")
-    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
-    replica.course.reduce(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    replica.course.open(m.Open(1, 0, 0, EVERY))
+    replica.course.posted(m.Posted(1, 0, 0, 80, EVERY), 1.0, "")
+    replica.course.reduce(order_of(1))
     assert not replica.behind
-    said = replica.course.commit(Commit(1, 2, 0, 0, EVERY, ME_ALONE, DIGEST))  # of another attempt
+    said = replica.course.commit(
+        m.Commit(1, 2, 0, 0, EVERY, ME_ALONE, DIGEST)
+    )  # of another attempt
     assert any(isinstance(each, TellMaster) for each in said)
-    replica.finish(Finish(1))
+    replica.finish(m.Finish(1))
     assert (replica.behind, replica.fetching) == (True, False)
-    head = FragmentHead(0, 1, ROOT)
-    replica.sync(SyncFragment(head, ("b" * 32,)))
+    head = m.FragmentHead(0, 1, ROOT)
+    replica.sync(m.SyncFragment(head, ("b" * 32,)))
     assert (replica.behind, replica.fetching) == (True, True)
     replica.fetched(head, 0)
     assert (replica.behind, replica.fetching) == (False, False)
@@ -336,12 +317,12 @@ def test_a_run_that_went_back_leaves_nobody_behind() -> None:
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
     assert replica.behind, "the commit is being applied"
-    replica.course.applied(1, FragmentHead(0, 1, ROOT))
+    replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
     assert not replica.behind
-    replica.course.commit(Commit(2, 1, 0, 1, 2 * EVERY, ME_ALONE, DIGEST))
+    replica.course.commit(m.Commit(2, 1, 0, 1, 2 * EVERY, ME_ALONE, DIGEST))
     assert replica.behind
-    heads = (FragmentHead(0, 1, ROOT),)
-    welcome = Welcome(1, 1, "", None, LINEAGE, heads, EVERY, (), 1)
+    heads = (m.FragmentHead(0, 1, ROOT),)
+    welcome = m.Welcome(1, 1, "", None, LINEAGE, heads, EVERY, (), 1)
     replica.welcome(attrs.evolve(welcome, branch=1), EVERY, 1)
     assert not replica.behind
 
@@ -353,58 +334,60 @@ BIRCH = "b" * 32
 
 
 def member(
-    peer: str, number: int, role: Role = Role.CONTRIBUTOR, in_sync: bool = True
-) -> MemberInfo:
-    return MemberInfo(peer, peer[0], number, (), role, in_sync)
+    peer: str, number: int, role: m.Role = m.Role.CONTRIBUTOR, in_sync: bool = True
+) -> m.MemberInfo:
+    return m.MemberInfo(peer, peer[0], number, (), role, in_sync)
 
 
 @pytest.mark.parametrize(
     ("members", "leader"),
     [
         ([], None),
-        ([member(ME, 1, Role.SPARE)], None),
+        ([member(ME, 1, m.Role.SPARE)], None),
         ([member(BIRCH, 2), member(ME, 1)], ME),
-        ([member(ME, 1, Role.SPARE), member(BIRCH, 2)], BIRCH),
+        ([member(ME, 1, m.Role.SPARE), member(BIRCH, 2)], BIRCH),
         ([member(ME, 1, in_sync=False), member(BIRCH, 2)], BIRCH),
         ([member(ME, 1, in_sync=False), member(BIRCH, 2, in_sync=False)], ME),
     ],
 )
 def test_the_first_contributor_that_is_in_sync_leads(
-    members: list[MemberInfo], leader: str | None
+    members: list[m.MemberInfo], leader: str | None
 ) -> None:
-    found = leader_of(View(1, tuple(members), 0))
+    found = leader_of(m.View(1, tuple(members), 0))
     assert (None if found is None else found.peer) == leader
 
 
 def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() -> None:
     replica = Replica(ME)
-    heads = (FragmentHead(0, 0, ROOT),)
-    welcome = Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
+    heads = (m.FragmentHead(0, 0, ROOT),)
+    welcome = m.Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
     replica.founded(LINEAGE, heads)
     replica.welcome(attrs.evolve(welcome, total_steps=100), EVERY, 1)
-    replica.take_view(View(1, (member(BIRCH, 1), member(ME, 2)), 0))
+    replica.take_view(m.View(1, (member(BIRCH, 1), member(ME, 2)), 0))
     came = replica.trainer_came()
-    assert told(came) == [SetRole(True, "", False, 100)]
+    assert told(came) == [m.SetRole(True, "", False, 100)]
     assert [type(effect) for effect in came[:2]] == [TellTrainer, ReloadTrainer]
-    assert told(replica.take_view(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
-    assert told(replica.take_view(View(3, (member(ME, 2),), 0))) == []
+    assert told(replica.take_view(m.View(2, (member(ME, 2),), 0))) == [
+        m.SetRole(True, "", True, 100)
+    ]
+    assert told(replica.take_view(m.View(3, (member(ME, 2),), 0))) == []
     longer = attrs.evolve(welcome, total_steps=200)
-    assert told(replica.welcome(longer, EVERY, 1)) == [SetRole(True, "", True, 200)]
+    assert told(replica.welcome(longer, EVERY, 1)) == [m.SetRole(True, "", True, 200)]
 
 
 def test_nobody_becomes_the_leader_of_a_finished_run() -> None:
     replica = a_contributor()
-    replica.take_view(View(2, (member(BIRCH, 1), member(ME, 2)), 0))
-    replica.finish(Finish(1))
-    assert told(replica.take_view(View(3, (member(ME, 2),), 0))) == []
+    replica.take_view(m.View(2, (member(BIRCH, 1), member(ME, 2)), 0))
+    replica.finish(m.Finish(1))
+    assert told(replica.take_view(m.View(3, (member(ME, 2),), 0))) == []
 
 
 def test_a_spare_that_becomes_a_contributor_loads_before_it_is_told() -> None:
     replica = Replica(ME)
-    heads = (FragmentHead(0, 0, ROOT),)
+    heads = (m.FragmentHead(0, 0, ROOT),)
     replica.founded(LINEAGE, heads)
-    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, 1)
-    replica.take_view(View(1, (member(ME, 1, Role.SPARE),), 0))
+    replica.welcome(m.Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, 1)
+    replica.take_view(m.View(1, (member(ME, 1, m.Role.SPARE),), 0))
     replica.trainer_came()
-    effects = replica.take_view(View(2, (member(ME, 1),), 0))
+    effects = replica.take_view(m.View(2, (member(ME, 1),), 0))
     assert [type(effect) for effect in effects[:2]] == [ReloadTrainer, TellTrainer]

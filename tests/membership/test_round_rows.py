@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.membership.master.status.round_rows import recorded_round
 from holdfast.protocol.messages import Heartbeat, NotReady, Progress
-from tests.membership.table import A, B, C, D, Table, hello_of
+from tests.membership.table import A, B, C, D, Table, hello_of, started
 from tests.plain import describe
 
 VALUES = 16  # of the table's run, in float32
@@ -22,7 +22,7 @@ def progress(loss: float | None = None, rate: float = 0.0, **more: Any) -> Progr
 
 
 def headline(table: Table) -> dict[str, Any]:
-    told: dict[str, Any] = describe(table.master, table.now_s)["headline"]
+    told: dict[str, Any] = table.status()["headline"]
     return told
 
 
@@ -47,8 +47,7 @@ def test_an_empty_run_claims_nothing() -> None:
 
 
 def test_the_loss_is_that_of_a_token_of_a_contributor() -> None:
-    table = Table("[membership]\ncontributors = 2\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml="[membership]\ncontributors = 2\n")
     table.say(A, progress(2.0, 300.0))
     table.say(B, progress(4.0, 100.0))
     table.say(C, progress(100.0, 100.0))  # a spare
@@ -63,8 +62,7 @@ def test_the_loss_is_that_of_a_token_of_a_contributor() -> None:
 
 
 def test_tokens_are_those_of_committed_rounds_also_after_a_restart() -> None:
-    table = Table(fragments=2)
-    table.start(A, B)
+    table = started(A, B, fragments=2)
     table.commit(A, B)
     table.commit(A, B)
     assert headline(table)["tokens"] == 20, "each fragment has had 10 of each peer"
@@ -73,8 +71,7 @@ def test_tokens_are_those_of_committed_rounds_also_after_a_restart() -> None:
 
 
 def test_bytes_are_counted_once_whoever_comes_back() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(A, progress(bulk_sent_bytes=1_000))
     table.say(A, progress(bulk_sent_bytes=1_500))
     assert headline(table)["sent_bytes"] == 1_500
@@ -95,8 +92,7 @@ def test_bytes_are_counted_once_whoever_comes_back() -> None:
 
 
 def test_bytes_saved_are_those_of_a_ring_at_every_step() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     for rounds in (1, 2):
         table.commit(A, B, C)
         ring = 2 * 2 * (2 * VALUES) * 100 * rounds  # 2 (n - 1) gradients in bfloat16, 100 steps
@@ -106,8 +102,7 @@ def test_bytes_saved_are_those_of_a_ring_at_every_step() -> None:
 
 
 def test_utilisation_is_that_of_the_last_rounds() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     for seconds in (100.0, 200.0, 300.0, 400.0, 500.0, 600.0):
         table.say(A, progress(stepped_s=seconds, waited_s=50.0))  # waited long ago
         table.say(B, progress(stepped_s=seconds / 2, waited_s=seconds / 2))
@@ -116,8 +111,7 @@ def test_utilisation_is_that_of_the_last_rounds() -> None:
 
 
 def test_the_end_is_as_far_as_the_last_rounds_say() -> None:
-    table = Table("[run]\nrounds = 10\n")
-    table.start(A, B)
+    table = started(A, B, toml="[run]\nrounds = 10\n")
     for _ in range(4):
         table.wait(3.0, A, B)
         table.commit(A, B)
@@ -133,8 +127,9 @@ def test_the_end_is_as_far_as_the_last_rounds_say() -> None:
 
 
 def test_a_round_tells_when_each_was_ready_and_had_the_result() -> None:
-    table = Table("pace = 'lockstep'\n[membership]\ncontributors = 3\ngrace_s = 4\n")
-    table.start(A, B, C, spares=[D])
+    table = started(
+        A, B, C, spares=[D], toml="pace = 'lockstep'\n[membership]\ncontributors = 3\ngrace_s = 4\n"
+    )
     table.wait(1.0, A, B, C, D)
     table.ready(A)
     table.wait(2.0, A, B, C, D)
@@ -161,8 +156,7 @@ def test_a_round_tells_when_each_was_ready_and_had_the_result() -> None:
 
 
 def test_who_dies_in_a_round_is_marked_as_lost() -> None:
-    table = Table()
-    table.start(A, B, C, D)
+    table = started(A, B, C, D)
     table.leave(D)  # before anything is reduced
     order = table.reduce(A, B, C)
     table.leave(C)
@@ -172,8 +166,7 @@ def test_who_dies_in_a_round_is_marked_as_lost() -> None:
 
 
 def test_marks_are_of_the_last_rounds_only() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     for _ in range(60):
         table.commit(A, B)
     past = table.master.scheduler.round_table.past
@@ -185,8 +178,7 @@ def test_marks_are_of_the_last_rounds_only() -> None:
 
 
 def test_what_people_see_changes_with_facts_and_not_with_heartbeats() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     before = table.master.context.change_count
     table.say(A, Heartbeat(1))
     table.wait(5.0, A, B)
@@ -199,11 +191,10 @@ def test_what_people_see_changes_with_facts_and_not_with_heartbeats() -> None:
 
 
 def test_the_present_is_told_without_the_past() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.commit(A, B)
     whole, present = (
-        describe(table.master, table.now_s),
+        table.status(),
         describe(table.master, table.now_s, past=False),
     )
     assert {name for name in whole if present[name] != whole[name]} == {"past_rounds", "events"}

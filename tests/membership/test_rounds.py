@@ -17,9 +17,9 @@ from tests.membership.table import (
     CONTRIBUTOR,
     DIGEST,
     LAYOUT,
-    LINEAGE,
     OTHER_DIGEST,
     SPARE,
+    TEN_SECONDS,
     A,
     B,
     C,
@@ -27,11 +27,12 @@ from tests.membership.table import (
     E,
     Table,
     head_of,
-    hello_of,
+    holding,
     owners_of,
+    reducing,
     root_of,
+    started,
 )
-from tests.plain import describe
 
 
 def test_a_round_goes_from_open_to_commit() -> None:
@@ -61,8 +62,7 @@ def test_a_round_goes_from_open_to_commit() -> None:
 
 
 def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.reduced(order, A, B)
     kinds = [
         "record" if isinstance(effect, RecordDurably) else "send"
@@ -74,8 +74,7 @@ def test_the_decision_is_durable_before_anybody_hears_of_it() -> None:
 
 
 def test_fragments_take_turns_at_evenly_spread_steps() -> None:
-    table = Table(fragments=2)
-    table.start(A)
+    table = started(A, fragments=2)
     seen = []
     for _ in range(4):
         order = table.commit(A)
@@ -91,8 +90,8 @@ def test_no_round_opens_below_min_members() -> None:
     table = Table("[membership]\nmin_members = 2\n")
     table.found(A)
     table.hears_no(A, m.Open)
-    assert describe(table.master, table.now_s)["state"] == "waiting for members"
-    why = describe(table.master, table.now_s)["why_waiting"]
+    assert table.status()["state"] == "waiting for members"
+    why = table.status()["why_waiting"]
     assert why.startswith("waiting for 1 more contributor: 1 of 2 are connected")
     table.join_in_sync(B)
     table.hear(A, m.Open)
@@ -100,19 +99,17 @@ def test_no_round_opens_below_min_members() -> None:
 
 
 def test_a_round_that_nobody_has_reached_yet_waits_for_nobody() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     (opened,) = table.master.scheduler.rounds.values()
-    why = describe(table.master, table.now_s)["why_waiting"]
+    why = table.status()["why_waiting"]
     assert why == f"training up to step {opened.at_step}, where the next round averages"
     table.ready(A)
-    why = describe(table.master, table.now_s)["why_waiting"]
+    why = table.status()["why_waiting"]
     assert why == "the next round waits (b still training)"
 
 
 def test_a_late_contributor_is_left_out_after_the_grace() -> None:
-    table = Table("[membership]\ngrace_s = 5.0\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\ngrace_s = 5.0\n")
     table.ready(A)
     table.wait(4.0, A, B, C)
     table.ready(C)  # two of three are the quorum; the grace begins now
@@ -127,16 +124,12 @@ def test_a_late_contributor_is_left_out_after_the_grace() -> None:
 
 
 def test_no_grace_begins_before_the_quorum() -> None:
-    table = Table("[membership]\ngrace_s = 1.0\nquorum = 1.0\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\ngrace_s = 1.0\nquorum = 1.0\n")
     table.ready(A)
     table.ready(B)
     table.wait(100.0, A, B, C)
     table.hears_no(A, m.Reduce)
-    assert (
-        "the next round waits (c still training)"
-        in describe(table.master, table.now_s)["why_waiting"]
-    )
+    assert "the next round waits (c still training)" in table.status()["why_waiting"]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +143,7 @@ def test_quorum_counts(quorum: float, expected: int, needed: int) -> None:
 
 
 def test_who_cannot_contribute_is_not_waited_for() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     number = table.open_round()
     table.ready(A)
     table.ready(B)
@@ -161,24 +153,21 @@ def test_who_cannot_contribute_is_not_waited_for() -> None:
 
 
 def test_weight_zero_is_no_contribution() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(C, weight=0)
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B]
 
 
 def test_ready_after_not_ready_counts() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(A, m.NotReady(table.open_round(), "no trainer is attached"))
     table.ready(A)
     assert [c.peer for c in table.reduce(B).contributors] == [A, B]
 
 
 def test_too_few_ready_aborts_and_the_next_round_waits() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     number = table.open_round()
     table.say(A, m.NotReady(number, "not finite"))
     table.ready(B)
@@ -191,15 +180,14 @@ def test_too_few_ready_aborts_and_the_next_round_waits() -> None:
 
 
 def test_aborts_in_a_row_wait_longer_and_longer() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     for _ in range(12):
         number = table.open_round()
         table.say(A, m.NotReady(number, "broken"))
         while not table.master.scheduler.rounds:
             table.wait(1.0, A)
     assert table.now_s > 100 + 6 * 30
-    assert describe(table.master, table.now_s)["aborted"] == 12
+    assert table.status()["aborted"] == 12
     assert len(table.records(RoundNumbered)) == 13
     table.commit(A)  # and a commit ends the row
     number = table.open_round()
@@ -210,8 +198,7 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
 
 def test_aborts_in_a_row_wait_no_longer_where_all_have_trained_nothing() -> None:
     """Scripts in float16 leave out their first steps, to find the scale of their losses."""
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     began_s, count = table.now_s, 12
     for _ in range(count):
         number = table.open_round()
@@ -230,23 +217,20 @@ def test_aborts_in_a_row_wait_no_longer_where_all_have_trained_nothing() -> None
 
 
 def test_a_contributor_without_a_trainer_is_not_expected() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.say(C, m.TrainerLost("it crashed"))
     order = table.reduce(A, B)
     assert [c.peer for c in order.contributors] == [A, B]
     assert C in order.receivers
     assert table.why(C) == "waiting for its trainer"
-    table.reduced(order, A, B)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, others=[C])
     table.forget()
     table.say(C, m.TrainerAttached(LAYOUT))
     table.hear(C, m.Open)
 
 
 def test_what_was_posted_survives_its_trainer() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.ready(A)
     table.say(A, m.TrainerLost("it crashed"))
     assert [c.peer for c in table.reduce(B).contributors] == [A, B]
@@ -256,8 +240,7 @@ def test_what_was_posted_survives_its_trainer() -> None:
 
 
 def test_a_large_update_is_scaled_to_three_medians() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.5)
     table.ready(C, norm=9.0)
@@ -266,8 +249,7 @@ def test_a_large_update_is_scaled_to_three_medians() -> None:
 
 
 def test_a_huge_update_is_refused_and_its_sender_told() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.5)
     table.ready(C, norm=15.1)
@@ -283,8 +265,7 @@ def test_who_has_trained_on_twenty_times_as_much_may_have_come_as_far(
     norm: float, scale: float | None
 ) -> None:
     """The first round of an elastic run: one was there before the others had taken some steps."""
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.0)
     table.ready(C, weight=200, norm=norm)
@@ -294,8 +275,7 @@ def test_who_has_trained_on_twenty_times_as_much_may_have_come_as_far(
 
 
 def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1000.0)
     assert [c.scale for c in table.hear(A, m.Reduce).contributors] == [1.0, 1.0]
@@ -303,8 +283,7 @@ def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
 
 @pytest.mark.fault("an update is far too large")
 def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -> None:
-    table = Table()
-    table.start(A, B, C, D)
+    table = started(A, B, C, D)
     peers = [A, B, C, D]
     for time in range(1, BAD_MAX + 1):
         order = table.reduce(*peers)
@@ -335,8 +314,7 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
     """A peer that sends almost nothing gains without training; one that trained less may send
     less.
     """
-    table = Table()
-    table.start(A, B, C, D)
+    table = started(A, B, C, D)
     table.ready(A, norm=1.0)
     table.ready(B, norm=1.2)
     table.ready(C, norm=0.004)
@@ -353,11 +331,10 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
 )
 def test_peers_that_train_on_the_same_samples_are_told() -> None:
     def warnings() -> list[str]:
-        found: list[str] = describe(table.master, table.now_s)["warnings"]
+        found: list[str] = table.status()["warnings"]
         return found
 
-    table = Table("[membership]\nquorum = 1.0")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\nquorum = 1.0")
     ready = m.Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
     table.say(A, evolve(ready, first_batches=DIGEST))
     table.say(C, evolve(ready, first_batches=OTHER_DIGEST))
@@ -394,8 +371,7 @@ def norm_sums(table: Table, order: m.Reduce, norms: dict[str, float]) -> None:
     "refused, the round runs again without it; in the end removed",
 )
 def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None:
-    table = Table()
-    table.start(A, B, C, D)
+    table = started(A, B, C, D)
     for time in range(1, BAD_MAX + 1):
         order = table.reduce(A, B, C, D)  # all say 1
         table.forget()
@@ -412,15 +388,13 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
 
 @pytest.mark.parametrize(("codec", "norm"), [("fp32", 1.005), ("int8+zstd", 1.08), ("nf4", 1.9)])
 def test_what_a_codec_rounds_up_is_nobodys_lie(codec: str, norm: float) -> None:
-    table = Table(f'[reduce]\ncodec_up = "{codec}"\n')
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=f'[reduce]\ncodec_up = "{codec}"\n')
     norm_sums(table, order, {A: norm, B: 1.0, C: 1.0})
     assert table.hear(A, m.Commit).attempt == 1
 
 
 def test_who_finds_that_most_others_lie_is_not_believed() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
     assert len(table.hear(A, m.Commit).contributors) == 4
     assert "2 of 4 contributions seem longer" in table.announced()
@@ -430,15 +404,13 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     "found", [bytes(12), bytes(35), struct.pack("<9f", *[0.0] * 8, math.nan), b"\xff" * 36]
 )
 def test_who_finds_what_cannot_be_is_removed(found: bytes) -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.say(C, m.Reduced(order.round, 1, DIGEST, (), found))
     assert C not in table.master.context.roster
 
 
 def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     for _time in range(2):
         table.forget()
         order = table.reduce(A, B, C)
@@ -449,14 +421,13 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
         said = "points against the outer momentum (cosine -0.40, median 0.50)"
         assert (said in table.announced()) == (_time == 0), "it is news once"
         table.applied(order, A, B, C)
-    rows = describe(table.master, table.now_s)["members"]
+    rows = table.status()["members"]
     assert [row["direction"] for row in rows] == pytest.approx([0.6, 0.5, -0.4])
 
 
 def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() -> None:
     """The rest could be one owner's lie."""
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 1.0, C: 1.1, D: 0.3})
     assert len(table.hear(A, m.Commit).contributors) == 4
 
@@ -471,8 +442,7 @@ def found_by(table: Table, order: m.Reduce, owner: str, norms: dict[str, float])
 
 
 def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     again = table.hear(A, m.Reduce)
@@ -483,8 +453,7 @@ def test_what_one_owner_alone_has_found_refuses_nothing_and_keeps_the_two_apart(
 
 
 def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     owners_of(table, A, B, C, D)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     again = table.hear(A, m.Reduce)
@@ -496,16 +465,14 @@ def test_what_another_owner_finds_when_it_is_tried_again_counts() -> None:
 
 
 def test_who_owned_no_chunk_has_found_nothing() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     owners_of(table, A, B)
     found_by(table, order, D, {A: 9.0, B: 0.4, C: 0.4, D: 0.4})
     assert table.hear(A, m.Commit).attempt == 1
 
 
 def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     owners_of(table, A, B)
     table.reduced(order, D)
     table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
@@ -517,8 +484,7 @@ def test_a_result_with_a_refused_update_in_it_is_never_committed() -> None:
 
 
 def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D)
+    table = started(A, B, C, D, toml=TEN_SECONDS)
     for _time in range(2 * BAD_MAX):
         order = table.reduce(A, B, C, D)
         owners_of(table, A, B)
@@ -528,15 +494,13 @@ def test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed() -> Non
         again = table.hear(A, m.Reduce)
         assert [c.peer for c in again.contributors] == [A, B, C, D]
         assert not {run.peer for run in again.plan.owners} & {A, D}
-        table.reduced(again, A, B, C, D)
-        table.applied(again, A, B, C, D)
+        table.complete(again, A, B, C, D)
         table.wait(200.0, A, B, C, D)
     assert len(table.master.context.roster) == 4
 
 
 def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D, toml=TEN_SECONDS)
     table.say(D, m.ReduceFailed(order.round, 1, (A,), True, "not finite"))
     table.forget()
     table.wait(5.0, A, B, C, D)
@@ -547,8 +511,7 @@ def test_who_calls_another_bad_alone_and_again_is_left_out_itself() -> None:
 
 
 def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D, toml=TEN_SECONDS)
     owners_of(table, A, B)
     table.forget()
     table.say(D, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
@@ -556,8 +519,7 @@ def test_who_has_been_sent_nothing_cannot_call_it_bad() -> None:
 
 
 def test_who_was_right_of_one_is_heard_of_another() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\nquorum = 0.25\n")
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D, toml="[membership]\ndeadline_s = 10.0\nquorum = 0.25\n")
     owners_of(table, A, B)
     table.say(A, m.ReduceFailed(order.round, 1, (C,), True, "not finite"))
     table.wait(5.0, A, B, C, D)  # nobody else says so
@@ -572,8 +534,7 @@ def test_who_was_right_of_one_is_heard_of_another() -> None:
 
 
 def test_who_calls_everybody_bad_is_left_out_itself() -> None:
-    table = Table()
-    order = table.reducing(A, B, C, D)
+    table, order = reducing(A, B, C, D)
     table.forget()
     table.say(D, m.ReduceFailed(order.round, 1, (A, B, C), True, "all of it is nonsense"))
     assert table.hear(A, m.Flush).lost == (D,)
@@ -583,8 +544,7 @@ def test_who_calls_everybody_bad_is_left_out_itself() -> None:
 
 
 def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.reduce(A, B, C)
     table.leave(B)
     table.leave(C)
@@ -595,8 +555,7 @@ def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -
 
 
 def test_a_death_is_repaired_among_the_survivors() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A)
     table.forget()
     table.leave(B)
@@ -612,8 +571,7 @@ def test_a_death_is_repaired_among_the_survivors() -> None:
     table.reduced(order, A, C)  # late answers of the first attempt
     assert not table.records(RoundCommitted)
     manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, 2, OTHER_DIGEST, manifest))
+    table.reduced(order, A, C, attempt=2, digest=OTHER_DIGEST, manifest=manifest)
     (record,) = table.records(RoundCommitted)
     assert record.commit.digest == OTHER_DIGEST
     assert record.commit.attempt == 2
@@ -622,8 +580,7 @@ def test_a_death_is_repaired_among_the_survivors() -> None:
 
 
 def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, C)
     table.leave(B)
     (record,) = table.records(RoundCommitted)
@@ -631,8 +588,7 @@ def test_a_result_that_all_survivors_hold_is_committed_over_a_death() -> None:
 
 
 def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.leave(B)
     assert table.hear(A, m.Abort).round == order.round
     table.wait(RETRY_S, A)
@@ -641,8 +597,7 @@ def test_of_two_the_last_one_goes_on_in_a_new_round() -> None:
 
 
 def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "connection reset"))
     table.hears_no(A, m.Reduce)
@@ -652,8 +607,7 @@ def test_an_accused_that_dies_is_not_held_against_its_accuser() -> None:
 
 
 def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_member() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes for 5 s"))
@@ -666,8 +620,7 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
     table.hold(flush, A, C)
     repair = table.hear(A, m.Repair)
     manifest = (m.ContributorRun(b"\x05" + bytes(7), 1),)
-    for peer in (A, C):
-        table.say(peer, m.Reduced(order.round, repair.attempt, OTHER_DIGEST, manifest))
+    table.reduced(order, A, C, attempt=repair.attempt, digest=OTHER_DIGEST, manifest=manifest)
     assert table.records(RoundCommitted)
     assert table.hear(B, m.Commit)
     table.applied(order, A, C)
@@ -676,8 +629,7 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
 
 @pytest.mark.fault("two peers cannot reach each other")
 def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.forget()
     table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.say(A, m.ReduceFailed(order.round, 1, (C,), False, "no bytes"))
@@ -687,8 +639,7 @@ def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
 
 
 def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.wait(4.9, A, B, C)
@@ -699,8 +650,7 @@ def test_an_accusation_that_nobody_joins_costs_its_accuser_the_round() -> None:
 
 
 def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.forget()
     table.say(A, m.ReduceFailed(order.round, 1, (B,), False, "no bytes for 5 s"))
     table.say(C, m.LinkBroken(B))
@@ -710,8 +660,7 @@ def test_who_lost_a_link_to_it_joins_the_accuser() -> None:
 
 def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
     """There is no third who could tell who is right, and no plan that does without the pair."""
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml=TEN_SECONDS)
     table.say(B, m.ReduceFailed(order.round, 1, (A,), False, "no bytes"))
     table.wait(5.0, A, B)
     assert "1 of 2 contributors are left" in table.hear(A, m.Abort).reason
@@ -736,8 +685,7 @@ def left_out(table: Table, accuser: str, accused: tuple[str, ...], *others: str)
 
 
 def test_who_accuses_one_after_the_other_is_left_out_and_nobody_else() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D, E)
+    table = started(A, B, C, D, E, toml=TEN_SECONDS)
     left_out(table, E, (A,), A, B, C, D)
     left_out(table, E, (B,), A, B, C, D)
     assert table.master.context.roster.members[E].in_sync
@@ -748,8 +696,7 @@ def test_who_accuses_one_after_the_other_is_left_out_and_nobody_else() -> None:
 
 
 def test_who_accuses_everybody_at_once_is_left_out_and_nobody_else() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D, E)
+    table = started(A, B, C, D, E, toml=TEN_SECONDS)
     left_out(table, E, (A, B, C, D), A, B, C, D)
     order = table.reduce(A, B, C, D, E)
     assert [c.peer for c in order.contributors] == [A, B, C, D]
@@ -757,8 +704,7 @@ def test_who_accuses_everybody_at_once_is_left_out_and_nobody_else() -> None:
 
 def test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come() -> None:
     """Else one that answers some only would keep these out of rounds, one after the other."""
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C, D)
+    table = started(A, B, C, D, toml=TEN_SECONDS)
     left_out(table, B, (A,), A, C, D)
     order = table.reduce(A, B, C, D)
     assert [c.peer for c in order.contributors] == [A, B, C, D]
@@ -766,8 +712,7 @@ def test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come() -> No
 
 
 def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml=TEN_SECONDS)
     disputes = table.master.routes.disputes
     for apart_s in (10, 20, 40, 80, 80):
         order = table.reduce(A, B, C)
@@ -778,8 +723,7 @@ def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again(
         began_s = table.now_s
         assert [c.peer for c in again.contributors] == [A, B, C]
         assert {run.peer for run in again.plan.owners} == {B}
-        table.reduced(again, A, B, C)
-        table.applied(again, A, B, C)
+        table.complete(again, A, B, C)
         for _round in range(apart_s // 10):
             assert disputes.apart(A, C, began_s + apart_s)  # for as many rounds, too
             disputes.planned([A, B, C])
@@ -789,8 +733,7 @@ def test_a_pair_that_fails_again_is_apart_for_longer_and_in_the_end_tried_again(
 
 
 def test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml=TEN_SECONDS)
     table.reduce(A, B, C)
     table.forget()
     for second in range(1, 12):
@@ -800,8 +743,7 @@ def test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive() -> None:
 
 
 def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.reduced(order, A, B)
     table.wait(10.0, A, B, C)
     table.diagnosed(order, C)  # waits for nobody
@@ -816,8 +758,7 @@ def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
     "rerun, then abort",
 )
 def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     table.wait(10.0, A, B, C)
     table.diagnosed(order, A, B, C)
     assert table.hear(A, m.Reduce).attempt == 2
@@ -828,8 +769,7 @@ def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
 
 
 def test_bytes_that_move_keep_an_attempt_alive() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml=TEN_SECONDS)
     for second in range(1, 40):
         table.wait(1.0, A, B)
         table.say(A, m.Progress(1, 1, 1.0, None, "", second, second, 0, {}))
@@ -840,8 +780,7 @@ def test_bytes_that_move_keep_an_attempt_alive() -> None:
 
 
 def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C, toml=TEN_SECONDS)
     for second in range(1, 61):
         table.wait(1.0, A, B, C)
         for peer in (A, B, C):
@@ -858,8 +797,7 @@ def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> Non
     "a result differs", "its digest is in the minority", "not committed; its holder is healed"
 )
 def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, B)
     table.reduced(order, C, digest=OTHER_DIGEST)
     table.diagnosed(order, A, B, C)
@@ -873,8 +811,7 @@ def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> Non
 
 
 def test_no_majority_aborts() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.reduced(order, A)
     table.reduced(order, B, digest=OTHER_DIGEST)
     assert "majority" in table.hear(A, m.Abort).reason
@@ -882,8 +819,7 @@ def test_no_majority_aborts() -> None:
 
 
 def test_late_and_foreign_answers_are_ignored() -> None:
-    table = Table()
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C])
     number = table.open_round()
     table.say(C, m.Ready(number, 10, 1.0, root_of(0, 0), 100))  # was not asked
     table.say(A, m.Reduced(number, 1, DIGEST), m.Reduced(99, 1, DIGEST))
@@ -901,18 +837,8 @@ def test_late_and_foreign_answers_are_ignored() -> None:
 # ---------------------------------------------------------------- spares, leaving, the end
 
 
-def test_spares_get_every_result_and_every_commit() -> None:
-    table = Table()
-    order = table.reducing(A, spares=[B])
-    assert order.receivers == (A, B)
-    assert table.hear(B, m.Reduce) == order
-    table.reduced(order, A)
-    table.hear(B, m.Commit)
-
-
 def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(C)
     table.say(C, m.Leaving("Ctrl+C"))
     assert C in table.master.context.roster
@@ -928,16 +854,14 @@ def test_a_draining_contributor_finishes_its_round_and_goes() -> None:
 
 
 def test_a_draining_contributor_that_is_not_ready_goes_at_once() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.say(B, m.Leaving("Ctrl+C"))
     table.hear(B, m.Released)
     assert table.reduce(A).receivers == (A,)
 
 
 def test_a_draining_contributor_is_not_kept_for_ever() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    table.start(A, B)
+    table = started(A, B, toml=TEN_SECONDS)
     table.ready(B)
     table.say(B, m.Leaving("Ctrl+C"))
     table.wait(15.0, A, B)
@@ -946,8 +870,7 @@ def test_a_draining_contributor_is_not_kept_for_ever() -> None:
 
 @pytest.mark.parametrize("spares", [[], [B]])
 def test_the_newest_version_does_not_go_with_the_last_that_holds_it(spares: list[str]) -> None:
-    table = Table()
-    table.start(A, spares=spares)
+    table = started(A, spares=spares)
     order = table.reduce(A)
     table.say(A, m.Leaving("Ctrl+C"))
     table.reduced(order, A)
@@ -958,8 +881,7 @@ def test_the_newest_version_does_not_go_with_the_last_that_holds_it(spares: list
 
 
 def test_the_last_holder_goes_when_another_has_a_copy() -> None:
-    table = Table("[membership]\ncontributors = 1\nspares = 0\ndeadline_s = 10.0\n")
-    table.start(A)
+    table = started(A, toml="[membership]\ncontributors = 1\nspares = 0\ndeadline_s = 10.0\n")
     for peer in (B, C):
         table.join(peer)
     table.say(A, m.Leaving("Ctrl+C"))
@@ -974,37 +896,33 @@ def test_the_last_holder_goes_when_another_has_a_copy() -> None:
 
 
 def test_pausing_stops_the_opening_of_rounds_only() -> None:
-    table = Table()
-    table.start(A)
+    table = started(A)
     table.take(table.master.pause(table.now_s))
     table.commit(A)
     assert not table.master.scheduler.rounds
-    assert describe(table.master, table.now_s)["state"] == "paused"
+    assert table.status()["state"] == "paused"
     table.restart()
-    table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
-    assert describe(table.master, table.now_s)["state"] == "paused"
+    table.join(A, hello=holding(A, 1))
+    assert table.status()["state"] == "paused"
     table.take(table.master.resume(table.now_s))
     table.hear(A, m.Open)
 
 
 def test_the_run_finishes_when_everybody_has_applied_the_last_round() -> None:
-    table = Table("[run]\nrounds = 2\n")
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C], toml="[run]\nrounds = 2\n")
     table.commit(A, B, others=[C])
     order = table.reduce(A, B)
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     table.hears_no(A, m.Finish)
     table.applied(order, C)
     assert {table.hear(peer, m.Finish).round for peer in (A, B, C)} == {order.round}
     table.join(D)
     assert table.dropped(D) is m.RefusalCode.FINISHED
-    assert describe(table.master, table.now_s)["state"] == "finished"
+    assert table.status()["state"] == "finished"
 
 
 def test_finishing_does_not_wait_for_ever() -> None:
-    table = Table("[run]\nrounds = 1\n[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml="[run]\nrounds = 1\n[membership]\ndeadline_s = 10.0\n")
     table.reduced(order, A, B)
     table.applied(order, A)
     table.wait(10.0, A, B)
@@ -1012,10 +930,8 @@ def test_finishing_does_not_wait_for_ever() -> None:
 
 
 def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> None:
-    table = Table("[membership]\ndeadline_s = 10.0\n")
-    order = table.reducing(A, B, spares=[C, D])
-    table.reduced(order, A, B)
-    table.applied(order, A, B, D)
+    table, order = reducing(A, B, spares=[C, D], toml=TEN_SECONDS)
+    table.complete(order, A, B, others=[D])
     assert table.roles()["c"] == "spare*"
     table.wait(10.0, A, B, C, D)
     assert table.roles()["c"] == "spare"
@@ -1023,30 +939,25 @@ def test_a_commit_that_is_not_applied_in_time_costs_the_member_its_sync() -> Non
 
 
 def test_a_spare_that_missed_the_result_is_synced_again() -> None:
-    table = Table()
-    order = table.reducing(A, B, spares=[C])
+    table, order = reducing(A, B, spares=[C])
     table.say(C, m.ReduceFailed(order.round, 1, (A,), False, "link lost"))
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     assert table.hear(C, m.SyncFragment).head == head_of(0, 1)
 
 
 def test_a_spare_that_finds_out_later_is_synced_again() -> None:
-    table = Table()
-    order = table.reducing(A, B, spares=[C])
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table, order = reducing(A, B, spares=[C])
+    table.complete(order, A, B)
     table.hears_no(C, m.SyncFragment)
     table.say(C, m.ReduceFailed(order.round, 1, (), False, "the committed result is not here"))
     assert table.hear(C, m.SyncFragment).head == head_of(0, 1)
 
 
 def test_a_returning_contributor_is_asked_again_in_an_open_round() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.ready(B)
     table.leave(B)
-    state = hello_of(B, heads=[head_of(0, 0)], lineage=LINEAGE)
+    state = holding(B, 0)
     table.join(B, CONTRIBUTOR, state)
     table.hear(B, m.Open)
     table.ready(A)
@@ -1056,8 +967,7 @@ def test_a_returning_contributor_is_asked_again_in_an_open_round() -> None:
 
 
 def test_a_root_that_differs_in_ready_costs_the_round_and_is_healed() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     number = table.open_round()
     table.say(C, m.Ready(number, 10, 1.0, OTHER_DIGEST, 100))
     assert table.roles()["c"] == "contributor"
@@ -1066,8 +976,7 @@ def test_a_root_that_differs_in_ready_costs_the_round_and_is_healed() -> None:
 
 
 def test_a_healed_member_is_asked_again() -> None:
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     table.say(C, m.Ready(table.open_round(), 10, 1.0, OTHER_DIGEST, 100))
     table.sync(C)
     table.hear(C, m.Open)
@@ -1075,8 +984,7 @@ def test_a_healed_member_is_asked_again() -> None:
 
 
 def test_roots_agreed_only_at_the_close_leave_out_the_odd_one() -> None:
-    table = Table()
-    table.start(A, B, C, D, E)
+    table = started(A, B, C, D, E)
     order = table.commit(A, B, C, D, E)
     order = table.reduce(A, B, C, D, E)
     table.reduced(order, A, B, C, D, E)
@@ -1089,8 +997,7 @@ def test_roots_agreed_only_at_the_close_leave_out_the_odd_one() -> None:
 
 
 def test_applied_roots_decide_by_majority() -> None:
-    table = Table()
-    order = table.reducing(A, B, C)
+    table, order = reducing(A, B, C)
     table.reduced(order, A, B, C)
     table.say(A, m.Applied(order.round, head_of(0, 1, OTHER_DIGEST)))
     assert table.master.context.history.root(0, 1) == b""
@@ -1100,11 +1007,9 @@ def test_applied_roots_decide_by_majority() -> None:
 
 
 def test_a_joining_spare_does_not_hold_the_others_up() -> None:
-    table = Table()
-    order = table.reducing(A, B)
+    table, order = reducing(A, B)
     table.join(C, SPARE)
     table.hears_no(C, m.SyncFragment)  # that reduction runs without it
     assert "before it joined" in table.why(C)
-    table.reduced(order, A, B)
-    table.applied(order, A, B)
+    table.complete(order, A, B)
     assert table.hear(C, m.SyncFragment).head == head_of(0, 1)

@@ -18,7 +18,6 @@ from holdfast.membership.planning.shares import (
     bound_s,
     filled_shares,
     program_shares,
-    ring_s,
     shares_s,
 )
 
@@ -74,21 +73,18 @@ def test_symmetric_lines_have_the_closed_form(speeds: list[float]) -> None:
 
 
 def test_eight_residential_peers() -> None:
-    """Six at 20/300, two at 1000 Mbit/s: the slow uplinks are the bound; a ring needs 1.75
-    times.
-    """
+    """Six at 20/300, two at 1000 Mbit/s: the slow uplinks are the bound."""
     slow, fast = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(1000 * MBIT, 1000 * MBIT)
     work = Workload((*[slow] * 6, *[fast] * 2), 8, SIZE, SIZE)
     shares = best_shares(work)
     assert bound_s(work) == pytest.approx(SIZE / (20 * MBIT))
     assert shares_s(work, shares) == pytest.approx(bound_s(work))
-    assert ring_s(work) / bound_s(work) == pytest.approx(1.75)
     assert shares == pytest.approx([0.0] * 6 + [0.5] * 2)
 
 
 def test_one_or_two_peers() -> None:
     alone = Workload((Bandwidth(1e6, 1e6),), 1, SIZE, SIZE)
-    assert (best_shares(alone), bound_s(alone), ring_s(alone)) == ([1.0], 0.0, 0.0)
+    assert (best_shares(alone), bound_s(alone)) == ([1.0], 0.0)
     assert shares_s(alone, [1.0]) == 0.0
     two = symmetric([1e6, 4e6])
     assert best_shares(two) == [0.5, 0.5], "both move the same bytes, whoever owns what"
@@ -99,7 +95,6 @@ def test_delays_are_added_to_what_the_bytes_need() -> None:
     work = symmetric([1e6] * 4)
     slow = evolve(work, delay_s=0.1)
     assert bound_s(slow) == pytest.approx(bound_s(work) + 0.2)
-    assert ring_s(slow) == pytest.approx(ring_s(work) + 0.6)
     assert best_shares(slow) == best_shares(work)
     assert shares_s(slow, best_shares(slow)) == pytest.approx(bound_s(slow))
 
@@ -153,7 +148,6 @@ def test_everything_scales(work: Workload, factor: float) -> None:
     shares, again = filled_shares(work), filled_shares(scaled)
     assert again == pytest.approx(shares, rel=1e-6, abs=1e-6)
     assert shares_s(scaled, again) * factor == pytest.approx(shares_s(work, shares), rel=ROUGHLY)
-    assert ring_s(scaled) * factor == pytest.approx(ring_s(work))
 
 
 @given(workloads(), st.integers(0, 11), st.floats(1.0, 100.0), st.floats(1.0, 100.0))

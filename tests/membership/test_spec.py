@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.membership.spec.spec import (
-    OVERLAP_AUTO_MAX,
-    SPEC_CHARS_MAX,
-    DilocoTable,
-    RunSpec,
-    RunTable,
-)
+from holdfast.membership.spec.mistakes import SPEC_CHARS_MAX
+from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, DilocoTable, RunSpec, RunTable
 from holdfast.protocol.errors import UserError
 
 FULL = """
@@ -83,7 +78,7 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[diloco]\nsync_evry = 3", "did you mean 'sync_every'"),
         ("[memberships]\n", "did you mean 'membership'"),
         ("[run]\nzzz = 1", "known: name, rounds"),
-        ("run = 3", "run must be a table"),
+        ("run = 3", "run: must be a table"),
         ("[run", "run.toml: "),
         ("[diloco]\nsync_every = '3'", "sync_every must be a whole number, got '3'"),
         ("[diloco]\nsync_every = true", "whole number, got True"),
@@ -91,7 +86,7 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[checkpoint]\npeers = 0", "a number from 1 to"),
         ("[checkpoint]\npeers = true", "a number from 1 to"),
         ("[checkpoint]\nkeep_count = 0", "from 1 to"),
-        ("[checkpoint]\nevery = 3", "unknown key in [checkpoint]"),
+        ("[checkpoint]\nevery = 3", "checkpoint.every: unknown key"),
         ("[diloco]\nsync_every = 0", "from 1 to"),
         ("[diloco]\nnesterov = 1", "true or false"),
         ("[diloco]\nouter_lr = nan", "from 0 to 100"),

@@ -10,7 +10,6 @@ from holdfast.membership.master.state.history import ROUNDS_SKIPPED
 from holdfast.membership.master.state.journal import (
     PeerRevoked,
     RoundCommitted,
-    RoundNumbered,
     RunPaused,
     RunRewound,
     TermStarted,
@@ -18,8 +17,22 @@ from holdfast.membership.master.state.journal import (
 )
 from holdfast.membership.master.state.master_effects import StandDown
 from holdfast.protocol import messages as m
-from tests.membership.table import DIGEST, LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
-from tests.plain import describe
+from tests.membership.table import (
+    DIGEST,
+    LINEAGE,
+    SPARE,
+    A,
+    B,
+    C,
+    D,
+    E,
+    Table,
+    head_of,
+    hello_of,
+    holding,
+    reducing,
+    started,
+)
 
 NONCE = b"n" * 16
 
@@ -36,8 +49,13 @@ def cut(table: Table, *kinds: type) -> None:
     table.master = Coordinator.restore(table.spec, "ab" * 16, table.journal, table.term)
 
 
-def holding(peer: str, version: int, incarnation: int = 1) -> m.Hello:
-    return hello_of(peer, heads=[head_of(0, version)], lineage=LINEAGE, incarnation=incarnation)
+def behind(rounds: int = 1, toml: str = "") -> Table:
+    """A, B and C have committed some rounds, of which the journal lacks the last one."""
+    table = started(A, B, C, toml=toml)
+    for _ in range(rounds):
+        table.commit(A, B, C)
+    cut(table, RoundCommitted)
+    return table
 
 
 # ---------------------------------------------------------------- fencing
@@ -48,8 +66,7 @@ def claim(term: int, nonce: bytes = b"", followers: int = 0) -> m.TermClaim:
 
 
 def test_who_has_obeyed_a_later_master_ends_this_one() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     records = len(table.journal)
     hello = attrs.evolve(hello_of(C), term=2)
     (effect,) = table.take(table.master.attach(C, hello, SPARE, table.now_s))
@@ -59,12 +76,11 @@ def test_who_has_obeyed_a_later_master_ends_this_one() -> None:
     assert table.take(table.master.detach(A, "gone", table.now_s)) == []
     assert table.take(table.master.pause(table.now_s)) == []
     assert len(table.journal) == records, "not a record more"
-    assert describe(table.master, table.now_s)["state"] == "superseded"
+    assert table.status()["state"] == "superseded"
 
 
 def test_of_two_masters_that_meet_the_higher_term_goes_on() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     assert table.take(table.master.met(claim(0, NONCE), "another one", table.now_s)) == []
     assert table.take(table.master.met(claim(1), "itself", table.now_s)) == []
     (effect,) = table.take(table.master.met(claim(2), "another one", table.now_s))
@@ -73,16 +89,14 @@ def test_of_two_masters_that_meet_the_higher_term_goes_on() -> None:
 
 @pytest.mark.fault("two starts on one backup", "whom members obey", "that one goes on")
 def test_of_two_starts_of_one_term_that_goes_on_which_more_members_obey() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     assert table.take(table.master.met(claim(1, NONCE, 1), "its twin", table.now_s)) == []
     (effect,) = table.take(table.master.met(claim(1, NONCE, 2), "its twin", table.now_s))
     assert isinstance(effect, StandDown), "of as many that with the higher nonce"
 
 
 def test_who_obeys_another_start_of_this_term_is_refused_while_fewer_do() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     for is_new in (True, False):
         table.join(C, hello=attrs.evolve(hello_of(C), term=1, nonce=NONCE))
         assert table.dropped(C) is m.RefusalCode.SUPERSEDED
@@ -97,13 +111,10 @@ def test_who_obeys_another_start_of_this_term_is_refused_while_fewer_do() -> Non
 
 
 def test_a_version_that_more_than_half_hold_is_adopted() -> None:
-    table = Table()
-    table.start(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     table.join(A, hello=holding(A, 1))
     assert table.master.succession.waiting
-    assert "1 of 3 contributors are here" in describe(table.master, table.now_s)["why_waiting"]
+    assert "1 of 3 contributors are here" in table.status()["why_waiting"]
     table.join(B, hello=holding(B, 1))
     assert [r.head for r in table.records(VersionAdopted)] == [head_of(0, 1)]
     table.hears_no(A, m.Open)
@@ -115,10 +126,7 @@ def test_a_version_that_more_than_half_hold_is_adopted() -> None:
 
 
 def test_a_version_that_fewer_hold_is_given_up() -> None:
-    table = Table()
-    table.start(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     table.join(B, hello=holding(B, 0))
     table.join(A, hello=holding(A, 1))
     table.hears_no(A, m.SyncFragment)
@@ -130,8 +138,7 @@ def test_a_version_that_fewer_hold_is_given_up() -> None:
 
 def a_copy_that_everybody_has_left_behind() -> Table:
     """The journal lacks two rounds; B holds the first of them, A both, C is away."""
-    table = Table()
-    table.start(A, B, C)
+    table = started(A, B, C)
     for _ in range(2):
         table.commit(A, B, C)
     cut(table, RoundCommitted)
@@ -140,7 +147,7 @@ def a_copy_that_everybody_has_left_behind() -> Table:
     table.join(A, hello=holding(A, 2))
     table.wait(20.0, A, B)
     assert not table.records(VersionAdopted), "C may know better"
-    assert "and they differ" in describe(table.master, table.now_s)["why_waiting"]
+    assert "and they differ" in table.status()["why_waiting"]
     return table
 
 
@@ -158,10 +165,7 @@ def test_if_the_last_one_does_not_come_the_newest_version_is_the_runs() -> None:
 
 
 def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
-    table = Table()
-    table.start(A, B, C)
-    table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind()
     for peer in (D, E):
         table.join(peer)
     table.wait(200.0, D, E)
@@ -173,10 +177,9 @@ def test_fresh_peers_do_not_decide_what_the_journal_lacks() -> None:
 
 
 def test_who_is_kicked_is_not_waited_for() -> None:
-    table = Table()
-    table.start(A, B, C)
-    cut(table, RoundNumbered)
-    table.join(A, hello=holding(A, 0))
+    table = behind()
+    table.join(A, hello=holding(A, 1))
+    assert table.master.succession.waiting
     table.take(table.master.kick(B, "gone", table.now_s))
     table.take(table.master.kick(C, "gone", table.now_s))
     assert not table.master.succession.waiting
@@ -185,8 +188,7 @@ def test_who_is_kicked_is_not_waited_for() -> None:
 
 
 def test_who_was_kicked_is_not_waited_for_whatever_was_written_after_that() -> None:
-    table = Table()
-    table.start(A, B)
+    table = started(A, B)
     table.take(table.master.kick(A, "gone", table.now_s))
     while not isinstance(table.journal[-1], PeerRevoked):
         table.journal.pop()
@@ -198,8 +200,7 @@ def test_who_was_kicked_is_not_waited_for_whatever_was_written_after_that() -> N
 @pytest.mark.parametrize("first", [A, B])
 def test_of_as_many_contributors_those_decide_whom_spares_bear_out(first: str) -> None:
     """One of two contributors holds damaged bits; the spare was sent what the other one has."""
-    table = Table()
-    table.start(A, B, spares=[C])
+    table = started(A, B, spares=[C])
     table.commit(A, B, others=[C])
     cut(table, RoundCommitted)
     damaged = hello_of(first, heads=[head_of(0, 1, b"?" * 32)], lineage=LINEAGE)
@@ -217,8 +218,7 @@ def test_of_as_many_contributors_those_decide_whom_spares_bear_out(first: str) -
 
 def lost(toml: str = "rewind_s = 60\n") -> Table:
     """A has made version 1 and is gone; nobody else has it."""
-    table = Table("[membership]\nquorum = 0.1\n" + toml)
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\nquorum = 0.1\n" + toml)
     table.leave(B)
     table.leave(C)
     table.commit(A)
@@ -233,23 +233,20 @@ def test_a_fresh_peer_is_nobody_to_go_back_to() -> None:
     table.wait(1_000.0, D)
     assert not table.records(RunRewound)
     table.hears_no(D, m.SyncFragment)
-    assert "no connected peer holds version 1" in describe(table.master, table.now_s)["why_waiting"]
+    assert "no connected peer holds version 1" in table.status()["why_waiting"]
 
 
 def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None:
     table = lost("rewind_s = 60\n[run]\nrounds = 3\n")
     table.wait(1_000.0)
-    table.join(B, hello=holding(B, 0, 2))
+    table.join(B, hello=holding(B, 0, incarnation=2))
     table.wait(59.0, B)
     assert not table.records(RunRewound)
-    assert (
-        "in 1 s the run goes on without the last 1 rounds"
-        in (describe(table.master, table.now_s)["why_waiting"])
-    )
+    assert "in 1 s the run goes on without the last 1 rounds" in (table.status()["why_waiting"])
     table.wait(2.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
     assert "REWOUND by 1 round, " in table.announced()
-    (warning,) = describe(table.master, table.now_s)["warnings"]
+    (warning,) = table.status()["warnings"]
     assert warning.startswith("REWOUND from round 1 to round 0: 1 round, about 100 steps")
     ends = [table.hear(B, m.Welcome).total_steps for _ in range(2)]
     assert ends == [300, 400], "the lost round is made up for at a later step"
@@ -258,17 +255,17 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     assert opened.round == 3, "the number of the round that A had opened is spent, too"
     assert opened.at_step == 200, "nor are steps"
     table.restart()
-    assert describe(table.master, table.now_s)["warnings"], "also by another master"
-    table.join(B, hello=holding(B, 0, 2))
+    assert table.status()["warnings"], "also by another master"
+    table.join(B, hello=holding(B, 0, incarnation=2))
     table.commit(B)
-    assert not describe(table.master, table.now_s)["warnings"], "the run is as far as it was"
+    assert not table.status()["warnings"], "the run is as far as it was"
 
 
 def test_who_returns_in_time_is_the_source() -> None:
     table = lost()
-    table.join(B, hello=holding(B, 0, 2))
+    table.join(B, hello=holding(B, 0, incarnation=2))
     table.wait(50.0, B)
-    table.join(A, hello=holding(A, 1, 2))
+    table.join(A, hello=holding(A, 1, incarnation=2))
     assert table.hear(B, m.SyncFragment) == m.SyncFragment(head_of(0, 1), (A,))
     table.wait(100.0, A, B)
     assert not table.records(RunRewound)
@@ -276,21 +273,20 @@ def test_who_returns_in_time_is_the_source() -> None:
 
 def test_who_returns_too_late_is_synced_to_what_the_run_is_now() -> None:
     table = lost()
-    table.join(B, hello=holding(B, 0, 2))
+    table.join(B, hello=holding(B, 0, incarnation=2))
     table.wait(61.0, B)
-    table.join(A, hello=holding(A, 1, 2))
+    table.join(A, hello=holding(A, 1, incarnation=2))
     assert table.hear(A, m.Welcome).branch == 1
     assert table.hear(A, m.SyncFragment) == m.SyncFragment(head_of(0, 0), (B,), True)
 
 
 def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() -> None:
-    table = Table("[membership]\nmin_members = 2\nrewind_s = 60\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\nmin_members = 2\nrewind_s = 60\n")
     table.leave(B)
     table.commit(A, C)
     table.leave(A)
     table.leave(C)
-    table.join(B, hello=holding(B, 0, 2))
+    table.join(B, hello=holding(B, 0, incarnation=2))
     table.wait(1_000.0, B)
     assert not table.records(RunRewound), "nobody is there to go on with"
     table.join(D)
@@ -303,35 +299,32 @@ def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() 
 
 @pytest.mark.fault("all holders of the newest version are gone")
 def test_nobody_is_waited_for_when_all_have_restarted_and_the_newest_counts() -> None:
-    table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\nquorum = 0.1\nrewind_s = 600\n")
     for _ in range(3):
         table.commit(A, B, C)
     table.restart()
-    table.join(A, hello=holding(A, 1, 2))
-    table.join(B, hello=holding(B, 2, 2))
+    table.join(A, hello=holding(A, 1, incarnation=2))
+    table.join(B, hello=holding(B, 2, incarnation=2))
     table.wait(100.0, A, B)
     assert not table.records(RunRewound), "C may have more"
-    table.join(C, hello=holding(C, 1, 2))
+    table.join(C, hello=holding(C, 1, incarnation=2))
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 2),)]
     assert table.hear(A, m.SyncFragment) == m.SyncFragment(head_of(0, 2), (B,))
 
 
 def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -> None:
-    table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
-    order = table.reducing(A, B)
+    table, order = reducing(A, B, toml="[membership]\nquorum = 0.1\nrewind_s = 600\n")
     table.reduced(order, A, B)
     table.restart()
-    table.join(A, hello=holding(A, 0, 2))
-    table.join(B, hello=holding(B, 0, 1))  # the process that heard the commit
+    table.join(A, hello=holding(A, 0, incarnation=2))
+    table.join(B, hello=holding(B, 0, incarnation=1))  # the process that heard the commit
     table.wait(100.0, A, B)
     assert not table.records(RunRewound)
 
 
 def mute() -> tuple[Table, m.Reduce]:
     """A was sent version 1, the only one, and has not said what came of it."""
-    table = Table("[membership]\nquorum = 0.1\nrewind_s = 60\n")
-    table.start(A, B, C)
+    table = started(A, B, C, toml="[membership]\nquorum = 0.1\nrewind_s = 60\n")
     table.leave(B)
     table.leave(C)
     order = table.reduce(A)
@@ -348,7 +341,7 @@ def mute() -> tuple[Table, m.Reduce]:
 def test_who_may_yet_apply_the_newest_version_says_so_before_the_run_goes_back() -> None:
     table, order = mute()
     held = m.Reduced(order.round, order.attempt, DIGEST)
-    table.join(A, hello=attrs.evolve(holding(A, 0), undecided=(held,)))
+    table.join(A, hello=holding(A, 0, held))
     assert [c.round for c in table.hear(A, m.Welcome).committed] == [order.round]
     table.applied(order, A)
     table.wait(100.0, A)
@@ -358,18 +351,11 @@ def test_who_may_yet_apply_the_newest_version_says_so_before_the_run_goes_back()
 
 def test_if_it_does_not_have_the_newest_version_the_run_goes_back() -> None:
     table, _order = mute()
-    table.join(A, hello=holding(A, 0, 2))
+    table.join(A, hello=holding(A, 0, incarnation=2))
     table.wait(59.0, A)
     assert not table.records(RunRewound)
     table.wait(2.0, A)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
-
-
-def test_zero_seconds_mean_never() -> None:
-    table = lost("rewind_s = 0\n")
-    table.join(B, hello=holding(B, 0, 2))
-    table.wait(10_000.0, B)
-    assert not table.records(RunRewound)
 
 
 def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
@@ -435,11 +421,7 @@ def test_a_checkpoint_of_another_lineage_is_none() -> None:
 )
 def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
     """The journal lacks one of three rounds, and all states that are left are older."""
-    table = Table("[membership]\nrewind_s = 60\n")
-    table.start(A, B, C)
-    for _ in range(3):
-        table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind(3, "[membership]\nrewind_s = 60\n")
     for peer in (A, B):
         table.join(peer, hello=holding(peer, 1))
     table.wait(50.0, A, B)
@@ -450,11 +432,7 @@ def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
 
 
 def test_what_lies_beyond_a_journal_that_is_behind_goes_before_what_is_older() -> None:
-    table = Table("[membership]\nrewind_s = 60\n")
-    table.start(A, B, C)
-    for _ in range(3):
-        table.commit(A, B, C)
-    cut(table, RoundCommitted)
+    table = behind(3, "[membership]\nrewind_s = 60\n")
     table.join(A, hello=on_disk(A, head_of(0, 1), holds=head_of(0, 3)))
     table.join(B, hello=holding(B, 1))
     table.wait(200.0, A, B)
@@ -466,8 +444,7 @@ def test_what_lies_beyond_a_journal_that_is_behind_goes_before_what_is_older() -
 
 
 def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
-    table = Table("[membership]\ncontributors = 2\nspares = 1\n")
-    table.start(A, B)
+    table = started(A, B, toml="[membership]\ncontributors = 2\nspares = 1\n")
     table.join_in_sync(C)
     table.join(D)
     table.join(E, SPARE)
@@ -476,8 +453,7 @@ def test_more_than_the_spares_wait_in_line_without_state_and_move_up() -> None:
         assert table.why(peer) == "waiting: all places and spares are taken"
     order = table.reduce(A, B)
     assert order.receivers == (A, B, C), "who waits gets no results either"
-    table.reduced(order, A, B)
-    table.applied(order, A, B, C)
+    table.complete(order, A, B, others=[C])
     table.forget()
     table.leave(B)
     assert table.roles()["c"] == "contributor*", "in sync: nothing is fetched"

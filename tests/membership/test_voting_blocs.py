@@ -21,7 +21,6 @@ from tests.membership.table import (
     head_of,
     hello_of,
 )
-from tests.plain import describe
 
 S, T = "5" * 32, "6" * 32
 OURS, THEIRS = "1111AAAA", "2222BBBB"  # invites
@@ -113,7 +112,7 @@ def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
     table.join(A, grant, hello_of(A, layout=None))
     table.join(B, grant)
     table.hears_no(B, m.SupplyWeights)
-    assert "waiting for the trainer of a (aaaaaaaa)" in describe(table.master, 0.0)["why_waiting"]
+    assert "waiting for the trainer of a (aaaaaaaa)" in table.status()["why_waiting"]
     table.say(A, m.TrainerAttached(LAYOUT))
     table.hear(A, m.SupplyWeights)
     table.say(A, m.TrainerLost("crash"))
@@ -125,12 +124,10 @@ def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:
 def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> None:
     table = Table()
     table.found(A)
-    table.join(B, Grant(m.Role.CONTRIBUTOR, invite=OURS))
-    table.sync(B)
-    assert describe(table.master, 0.0)["warnings"] == []  # one machine by one invite
-    table.join(C, Grant(m.Role.CONTRIBUTOR, invite=OURS))
-    table.sync(C)
-    (warning,) = describe(table.master, 0.0)["warnings"]
+    table.join_in_sync(B, Grant(m.Role.CONTRIBUTOR, invite=OURS))
+    assert table.status()["warnings"] == []  # one machine by one invite
+    table.join_in_sync(C, Grant(m.Role.CONTRIBUTOR, invite=OURS))
+    (warning,) = table.status()["warnings"]
     assert f"2 contributors came by one invite ({OURS})" in warning
     texts = [event.text for event in table.master.context.events]
     assert texts.count(warning) == 1
@@ -141,10 +138,9 @@ def test_an_invite_by_which_all_came_is_no_cause_for_a_warning() -> None:
     table = Table()
     table.found(A, grant=Grant(m.Role.CONTRIBUTOR, founder=True, invite=OURS))
     for peer in (B, C):
-        table.join(peer, Grant(m.Role.CONTRIBUTOR, invite=OURS))
-        table.sync(peer)
-    assert len(describe(table.master, 0.0)["members"]) == 3
-    assert describe(table.master, 0.0)["warnings"] == []
+        table.join_in_sync(peer, Grant(m.Role.CONTRIBUTOR, invite=OURS))
+    assert len(table.status()["members"]) == 3
+    assert table.status()["warnings"] == []
 
 
 def test_a_known_root_is_not_voted_on() -> None:

@@ -79,29 +79,11 @@ class OneWay:
         return f"seed {self.seed}: {self.source} to {self.target} for {self.cut_s:g} s"
 
 
-@frozen
-class Recovery:
-    """The outcome of a case.
-
-    Attributes:
-      before_s, after_s: median time from one commit to the next.
-      during_s: mean time from one commit to the next during the cut; 0 without commits.
-      removed: number of removed or lost peers during the cut, and in the ``RECOVER_S`` after it.
-    """
-
-    case: OneWay
-    before_s: float
-    during_s: float
-    after_s: float
-    removed: tuple[int, int]
-
-    @property
-    def slowdown(self) -> float:
-        return self.after_s / self.before_s
-
-
-def live_through(case: OneWay) -> Recovery:
+def live_through(case: OneWay) -> tuple[int, int]:
     """Run a case in virtual time; to be called outside trio.
+
+    Returns:
+      How many peers were removed or lost during the cut, and in the ``RECOVER_S`` after it.
 
     Raises:
       BaseExceptionGroup: contains a ViolationError: the run did not recover.
@@ -109,7 +91,7 @@ def live_through(case: OneWay) -> Recovery:
     return run_virtually(partial(_live, case), seed=case.seed)
 
 
-async def _live(case: OneWay) -> Recovery:
+async def _live(case: OneWay) -> tuple[int, int]:
     async with trio.open_nursery() as nursery:
         swarm = Swarm(
             nursery,
@@ -122,7 +104,7 @@ async def _live(case: OneWay) -> Recovery:
             strict=True,
         )
         try:
-            recovery = await _recover(swarm, case)
+            removed = await _recover(swarm, case)
         except trio.TooSlowError as error:
             raise ViolationError(
                 f"{case}: the run makes no progress: {format_state(swarm)}"
@@ -130,21 +112,21 @@ async def _live(case: OneWay) -> Recovery:
         finally:
             swarm.standstill.all_go_on()
         nursery.cancel_scope.cancel()
-    return recovery
+    return removed
 
 
-async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
+async def _recover(swarm: Swarm, case: OneWay) -> tuple[int, int]:
     await swarm.start_master()
     for name in PEERS:
         swarm.add_peer(name)
     await swarm.when(lambda: swarm.committed >= ROUNDS_FIRST and _whole(swarm), within_s=FOUND_S)
     before_s = await _round_s(swarm)
     await trio.sleep(case.after_s)
-    began_s, committed = trio.current_time(), swarm.committed
+    began_s = trio.current_time()
     swarm.world.partition(case.source, case.target, one_way=True)
     await trio.sleep(case.cut_s)
     swarm.world.heal(case.source, case.target)
-    healed_s, during = trio.current_time(), swarm.committed - committed
+    healed_s = trio.current_time()
     await trio.sleep(RECOVER_S)
     if not _whole(swarm):
         raise ViolationError(f"{case}: not all peers take part again: {format_state(swarm)}")
@@ -156,13 +138,7 @@ async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
             f"{case}: rounds take {after_s:.2f} s, before {before_s:.2f} s: {format_state(swarm)}"
         )
     in_cut = _removed(swarm, began_s) - _removed(swarm, healed_s)
-    return Recovery(
-        case,
-        before_s,
-        case.cut_s / during if during else 0.0,
-        after_s,
-        (in_cut, _removed(swarm, healed_s)),
-    )
+    return in_cut, _removed(swarm, healed_s)
 
 
 def _whole(swarm: Swarm) -> bool:

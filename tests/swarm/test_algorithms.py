@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import trio
 from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.codecs import get_codec
 from holdfast.protocol.messages import ArenaOpened, Message
 from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
-from holdfast.simulation.swarm import Swarm
+from tests.swarm.test_swarm import a_swarm
 
 Values = NDArray[np.float32]
 
@@ -41,21 +40,15 @@ def drawn(peer: str, round_: int, count: int) -> Values:
 
 async def trained(diloco: str, reduce: str = "", rounds: int = ROUNDS) -> Values:
     """Values and momentum that a run of two peers ends with, the same at both."""
-    async with trio.open_nursery() as nursery:
-        toml = SPEC.format(diloco=diloco, reduce=reduce, rounds=rounds)
-        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=drawn)
-        await swarm.start_master()
-        for name in "ab":
-            swarm.add_peer(name)
+    toml = SPEC.format(diloco=diloco, reduce=reduce, rounds=rounds)
+    async with a_swarm("ab", toml=toml, layout=small_layout((COUNT,)), delta=drawn) as swarm:
         await swarm.until(lambda: swarm.committed == rounds)
         await swarm.come_to_rest("ab")
         swarm.check_final("ab")
         state = swarm.peers["a"].service.state
         assert state is not None
         assert state.heads()[0].version == rounds
-        found = np.concatenate((state.values(0), state.momentum(0)))
-        nursery.cancel_scope.cancel()
-    return found
+        return np.concatenate((state.values(0), state.momentum(0)))
 
 
 @pytest.mark.parametrize(("overlap", "steps"), [("0", 0), ("'auto'", 3), ("4", 4)])
@@ -84,12 +77,8 @@ async def test_the_identity_codec_changes_nothing(reduce: str) -> None:
 async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
     """A small value beside a large one is lost in int8, so what is left of it is kept."""
     groups = 'groups = [["*1.weight", "steps"], ["*0.weight"]]'
-    async with trio.open_nursery() as nursery:
-        toml = SPEC.format(diloco=groups, reduce="codec_up = ['fp32', 'int8']", rounds=4)
-        swarm = Swarm(nursery, toml, layout=small_layout((COUNT, 5)), delta=drawn)
-        await swarm.start_master()
-        for name in "ab":
-            swarm.add_peer(name)
+    toml = SPEC.format(diloco=groups, reduce="codec_up = ['fp32', 'int8']", rounds=4)
+    async with a_swarm("ab", toml=toml, layout=small_layout((COUNT, 5)), delta=drawn) as swarm:
         await swarm.until(lambda: swarm.committed == 4)
         await swarm.come_to_rest("ab")
         swarm.check_final("ab")
@@ -100,7 +89,6 @@ async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
             assert [size.counter_count for size in sizes] == [1, 0]
             assert list(service.reducer._residuals) == [1]
             assert service.reducer._residuals[1].values.any()
-        nursery.cancel_scope.cancel()
 
 
 async def test_sparse_is_the_papers_formula() -> None:

@@ -56,8 +56,7 @@ async def change(swarm: Swarm, spec: RunSpec) -> list[int]:
     swarm.spec = spec
     swarm.store.append(SpecChanged(spec.toml_text))
     await swarm.start_master()
-    target = swarm.committed + 5
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(5)
     records = swarm.store.records()
     return sorted(r.commit.at_step for r in records if isinstance(r, RoundCommitted))[-6:]
 

@@ -225,8 +225,7 @@ async def test_what_is_written_is_what_some_commit_left(tmp_path: Path) -> None:
     async with a_swarm("abc", "", text, disks=tmp_path, layout=layout) as swarm:
         for sim in swarm.peers.values():
             lag(sim.service)
-        target = swarm.committed + 12
-        await swarm.until(lambda: swarm.committed >= target, within_s=60)
+        await swarm.commit(12, within_s=60)
         states, at = {(0, 0, 0)}, [0, 0, 0]
         for commit in swarm.witness.commits:
             at[commit.fragment] = commit.version + 1

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.swarm import Swarm
+from tests.swarm.test_swarm import a_swarm
 
 # The outer step adds the mean and nothing else: the state tells how much has arrived.
 SPEC = """
@@ -52,12 +53,8 @@ async def moved(swarm: Swarm, names: str) -> tuple[int, NDArray[np.float64]]:
 
 @pytest.mark.parametrize("feedback", [True, False])
 async def test_small_values_arrive_with_feedback_and_never_without(feedback: bool) -> None:
-    async with trio.open_nursery() as nursery:
-        toml = SPEC.format(feedback=float(feedback))
-        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
-        await swarm.start_master()
-        for name in "abc":
-            swarm.add_peer(name)
+    toml = SPEC.format(feedback=float(feedback))
+    async with a_swarm(toml=toml, layout=small_layout((COUNT,)), delta=delta) as swarm:
         await swarm.until(lambda: swarm.committed >= 20)
         rounds, far = await moved(swarm, "abc")
         if feedback:
@@ -65,15 +62,12 @@ async def test_small_values_arrive_with_feedback_and_never_without(feedback: boo
             assert np.abs(far - rounds * SMALL).max() < 0.51
         else:
             assert not far.any()
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_was_left_out_survives_the_masters_death() -> None:
     """The master dies between recording and announcing a commit; the Welcome announces it."""
-    async with trio.open_nursery() as nursery:
-        toml = SPEC.format(feedback=1.0)
-        swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
-        await swarm.start_master()
+    toml = SPEC.format(feedback=1.0)
+    async with a_swarm(toml=toml, layout=small_layout((COUNT,)), delta=delta) as swarm:
         append = swarm.store.append
         deadly = {5, 6, 7, 8}  # in a row: what is forgotten each time adds up
 
@@ -84,8 +78,6 @@ async def test_what_was_left_out_survives_the_masters_death() -> None:
                 swarm.crash_master()
 
         swarm.store.append = append_and_die  # type: ignore[method-assign]
-        for name in "abc":
-            swarm.add_peer(name)
         while deadly:
             await swarm.until(lambda: swarm.master is None)
             await trio.sleep(1)
@@ -93,4 +85,3 @@ async def test_what_was_left_out_survives_the_masters_death() -> None:
         await swarm.until(lambda: swarm.committed >= 24)
         rounds, far = await moved(swarm, "abc")
         assert np.abs(far - rounds * SMALL).max() < 0.51
-        nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.scenario import RunKind
 from holdfast.simulation.scenario_run import run_scenario
 from holdfast.simulation.simulated_database import DatabaseClient, LeasedJournal
-from tests.planting import Bugs, Note, Patch, what_shows
+from tests.planting import Bugs, Note, Patch
 
 SEEDS_MAX = 600
 FAILOVER = BatchOptions(kind=RunKind.FAILOVER)
@@ -80,9 +80,7 @@ def shows(seed: int) -> bool:
 def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note
 ) -> None:
-    BUGS[name](monkeypatch)
-    found = what_shows(BUGS.seeds.get(name), shows, range(SEEDS_MAX), record_property)
-    assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
+    assert BUGS.is_found(name, monkeypatch, record_property, shows, range(SEEDS_MAX))
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -35,7 +35,7 @@ from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import RunKind
 from holdfast.simulation.scenario_run import RunOutcome, run_scenario
-from tests.planting import Bugs, Note, Patch, spares_first, what_shows
+from tests.planting import Bugs, Note, Patch, spares_first
 
 BLOCK = 10
 SEEDS_MAX = 400  # searched for those whose peer tells the lie that should be found
@@ -48,11 +48,6 @@ FAILED = (  # seeds that once violated an invariant
 HOSTILE = BatchOptions(kind=RunKind.HOSTILE)
 BUGS = Bugs()
 bug = BUGS.named
-LIES: dict[str, set[Falsehood]] = {}
-
-
-def lies(name: str, *kinds: Falsehood) -> None:
-    LIES[name] = set(kinds)
 
 
 def lies_of(seed: int) -> set[Falsehood]:
@@ -84,18 +79,12 @@ def test_every_kind_of_lie_is_told_by_some_seed() -> None:
     assert set[Falsehood]().union(*map(lies_of, range(200))) == set(Falsehood)
 
 
-lies("lone words", Falsehood.BAD_ONE)
-
-
-@bug("lone words", seed=14)
+@bug("lone words", Falsehood.BAD_ONE, seed=14)
 def _(patch: Patch) -> None:
     patch.setattr(accusations, "ACCUSERS_MIN", 1)
 
 
-lies("found elsewhere", Falsehood.FOUND)
-
-
-@bug("found elsewhere", seed=2)
+@bug("found elsewhere", Falsehood.FOUND, seed=2)
 def _(patch: Patch) -> None:
     original = norms.understated
 
@@ -106,10 +95,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports.norms))
 
 
-lies("heads that lie", Falsehood.ROOT)
-
-
-@bug("heads that lie", seed=11)
+@bug("heads that lie", Falsehood.ROOT, seed=11)
 def _(patch: Patch) -> None:
     def winner(self: RootVotes, fragment: int, version: int, *, force: bool) -> bytes:
         return next(iter(self.by_peer(fragment, version).values()), b"")
@@ -117,10 +103,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RootVotes, "winner", winner)
 
 
-lies("any result", Falsehood.DIGEST)
-
-
-@bug("any result", seed=4)
+@bug("any result", Falsehood.DIGEST, seed=4)
 def _(patch: Patch) -> None:
     def agreed(self: Attempt, _roster: Any) -> ReductionOutcome | None:
         return next(iter(self.outcomes.values()), None)
@@ -128,10 +111,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "agreed", agreed)
 
 
-lies("mover alone", Falsehood.MOVES)
-
-
-@bug("mover alone", seed=7)
+@bug("mover alone", Falsehood.MOVES, seed=7)
 def _(patch: Patch) -> None:
     def moved(self: Reports, peer: str, now_s: float) -> None:
         self.moved_s, self.quorum_s = now_s, None
@@ -139,10 +119,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Reports, "moved", moved)
 
 
-lies("blamed donors", Falsehood.DONORS)
-
-
-@bug("blamed donors", seed=10)
+@bug("blamed donors", Falsehood.DONORS, seed=10)
 def _(patch: Patch) -> None:
     original = donor_choice.note_bad_donors
 
@@ -154,42 +131,27 @@ def _(patch: Patch) -> None:
     patch.setattr(state_sync, "note_bad_donors", note)
 
 
-lies("spares first", Falsehood.ROUTES, Falsehood.BROKEN, Falsehood.LOST)
-
-
-@bug("spares first", seed=4)
+@bug("spares first", Falsehood.ROUTES, Falsehood.BROKEN, Falsehood.LOST, seed=4)
 def _(patch: Patch) -> None:
     spares_first(patch)
 
 
-lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
-
-
-@bug("nobody is asked", seed=50)
+@bug("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL, seed=50)
 def _(patch: Patch) -> None:
     patch.setattr(inquirer, "waiting", lambda *_: Findings())
 
 
-lies("nobody compares", Falsehood.TWO_FACED)
-
-
-@bug("nobody compares", seed=1)
+@bug("nobody compares", Falsehood.TWO_FACED, seed=1)
 def _(patch: Patch) -> None:
     patch.setattr(inquirer, "differing", lambda *_: Findings())
 
 
-lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
-
-
-@bug("nothing is noted", seed=2934)
+@bug("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE, seed=2934)
 def _(patch: Patch) -> None:
     patch.setattr(Disputes, "note", lambda *_: 0.0)
 
 
-lies("heard again", Falsehood.BAD_ONE)
-
-
-@bug("heard again", seed=FAILED[0])
+@bug("heard again", Falsehood.BAD_ONE, seed=FAILED[0])
 def _(patch: Patch) -> None:
     patch.setattr(
         accusations.Accusations,
@@ -207,14 +169,10 @@ def shows(seed: int) -> bool:
 def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note
 ) -> None:
-    BUGS[name](monkeypatch)
-    liars = (seed for seed in range(SEEDS_MAX) if lies_of(seed) & LIES[name])
-    found = what_shows(BUGS.seeds.get(name), shows, liars, record_property)
-    assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
+    lies = set(BUGS.shown_by[name])
+    liars = (seed for seed in range(SEEDS_MAX) if lies_of(seed) & lies)
+    assert BUGS.is_found(name, monkeypatch, record_property, shows, liars)
 
 
 def test_every_rule_is_listed_above() -> None:
-    assert __doc__ is not None
-    assert set(BUGS) == set(LIES)
-    for name in BUGS:
-        assert f"    {name} " in __doc__
+    assert BUGS.are_listed(__doc__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
@@ -35,6 +36,17 @@ def slow_line(swarm: Swarm, bytes_per_s: float, names: str = "abc") -> None:
         swarm.world.link(name, "late", delay_s=0.02, bytes_per_s=bytes_per_s)
 
 
+@asynccontextmanager
+async def a_copy(share: float = 1 / 3) -> AsyncIterator[Swarm]:
+    """A newcomer has received so much of the state, over a line that would not do beside rounds."""
+    async with a_swarm("abc", layout=LAYOUT) as swarm:
+        await swarm.come_to_rest("abc")
+        slow_line(swarm, 30_000.0)
+        swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: received_bytes(swarm) > share * STATE_BYTES)
+        yield swarm
+
+
 def row(swarm: Swarm) -> dict[str, Any] | None:
     """Return the newcomer's row of the master's status."""
     if swarm.master is None:
@@ -52,11 +64,7 @@ def is_in_sync(swarm: Swarm) -> bool:
 
 
 async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
-    async with a_swarm("abc", layout=LAYOUT) as swarm:
-        await swarm.come_to_rest("abc")  # beside these rounds the line would not do
-        slow_line(swarm, 30_000.0)
-        swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+    async with a_copy() as swarm:
         await trio.sleep(1.1)  # until the next report
         found = row(swarm)
         assert found is not None
@@ -82,11 +90,7 @@ async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
 )
 @pytest.mark.parametrize("what", ["master", "donor", "joiner's session"])
 async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> None:
-    async with a_swarm("abc", layout=LAYOUT) as swarm:
-        await swarm.come_to_rest("abc")
-        slow_line(swarm, 30_000.0)
-        swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 2)
+    async with a_copy(1 / 2) as swarm:
         if what == "master":
             swarm.crash_master()
             await swarm.start_master()
@@ -104,11 +108,8 @@ async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> N
 
 @pytest.mark.parametrize("ticks", [3, 4, 5])
 async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks: int) -> None:
-    async with a_swarm("abc", layout=LAYOUT) as swarm:
-        await swarm.come_to_rest("abc")
-        slow_line(swarm, 30_000.0)
-        late = swarm.add_peer("late", founder=False).service
-        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+    async with a_copy() as swarm:
+        late = swarm.peers["late"].service
         order, joiner = late.replica.fragments[0].fetching, late.state_service._joiner
         assert order is not None
         assert joiner is not None
@@ -124,19 +125,14 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
         assert not late.state_service._fetches
         slow_line(swarm, 1e7)
         swarm.resume()
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         await swarm.come_to_rest(["a", "b", "c", "late"])
         swarm.check_final(["a", "b", "c", "late"])
 
 
 @pytest.mark.fault("a joiner dies", "closed connection", "its donors keep nothing for it")
 async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
-    async with a_swarm("abc", layout=LAYOUT) as swarm:
-        await swarm.come_to_rest("abc")  # beside these rounds the line would not do
-        slow_line(swarm, 30_000.0)
-        swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
+    async with a_copy() as swarm:
         states = [swarm.peers[name].service.state for name in "abc"]
         assert all(state is not None and pinned(state, 0) for state in states)
         swarm.crash("late")

@@ -17,6 +17,7 @@ from holdfast.protocol.messages import Posted
 from holdfast.simulation.drifting_trainer import Delta, small_layout
 from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
+from tests.swarm.test_swarm import events
 
 SPEC = """
 [diloco]
@@ -48,11 +49,6 @@ async def a_swarm(
         await swarm.until(lambda: all(swarm.in_sync(name) for name in names))
         yield swarm
         nursery.cancel_scope.cancel()
-
-
-def events(swarm: Swarm) -> list[str]:
-    found = describe(swarm.coordinator, trio.current_time())["events"]
-    return [str(event["text"]) for event in found]
 
 
 def members(swarm: Swarm) -> list[dict[str, Any]]:

@@ -21,23 +21,18 @@ from attrs import evolve
 
 from holdfast.membership.master.rounds import audits
 from holdfast.membership.master.rounds.audits import Auditing
-from holdfast.simulation.batch import BatchOptions, broken_by
+from holdfast.simulation.batch import broken_by
 from holdfast.simulation.lying_peers import Liar, Lie
 from holdfast.simulation.scenario import Scenario
 from holdfast.simulation.scenario_run import RunOutcome, run_scenario
 from tests import planting
-from tests.planting import Bugs, Note, Patch, what_shows
+from tests.planting import Bugs, Note, Patch
 
 AUDIT = 0.5  # so that it does not take long
 SEEDS_MAX = 30
 
 BUGS = Bugs()
 bug = BUGS.named
-OPTIONS: dict[str, BatchOptions] = {}
-
-
-def told_by(name: str, lie: Lie | None) -> None:
-    OPTIONS[name] = BatchOptions(audit=AUDIT, liar=lie)
 
 
 def outcome_of(seed: int, lie: Lie) -> RunOutcome:
@@ -81,18 +76,12 @@ def test_where_nobody_lies_nobody_is_contradicted(seed: int) -> None:
     assert outcome.committed > 1
 
 
-told_by("one word", Lie.CHECKER)
-
-
-@bug("one word", seed=0)
+@bug("one word", Lie.CHECKER, seed=0)
 def _(patch: Patch) -> None:
     planting.one_word(patch)
 
 
-told_by("two bytes", Lie.CONTRIBUTOR)
-
-
-@bug("two bytes", seed=2)
+@bug("two bytes", Lie.CONTRIBUTOR, seed=2)
 def _(patch: Patch) -> None:
     contradicted = Auditing._contradicted
 
@@ -102,49 +91,31 @@ def _(patch: Patch) -> None:
     patch.setattr(Auditing, "_contradicted", without)
 
 
-told_by("owns again", Lie.CHECKER)
-
-
-@bug("owns again", seed=0)
+@bug("owns again", Lie.CHECKER, seed=0)
 def _(patch: Patch) -> None:
     planting.owns_again(patch)
 
 
-told_by("heard for ever", Lie.CHECKER)
-
-
-@bug("heard for ever", seed=0)
+@bug("heard for ever", Lie.CHECKER, seed=0)
 def _(patch: Patch) -> None:
     patch.setattr(audits, "ALONE_MAX", 99)
     patch.setattr(Auditing, "_has_contradicted", lambda *_: False)
     patch.setattr("holdfast.simulation.honest_peers.PATIENCE", 6)
 
 
-told_by("nobody checks", Lie.OWNER)
-
-
-@bug("nobody checks", seed=0)
+@bug("nobody checks", Lie.OWNER, seed=0)
 def _(patch: Patch) -> None:
     patch.setattr(Auditing, "_draw", lambda *_args: ())
     patch.setattr("holdfast.simulation.honest_peers.PATIENCE", 6)
 
 
-told_by("what is missing", None)
-
-
-@bug("what is missing", seed=12)
+@bug("what is missing", None, seed=12)
 def _(patch: Patch) -> None:
-    audited = Auditing.audited
-
-    def harsh(self: Auditing, member: Any, message: Any) -> None:
-        findings = tuple(evolve(each, differs=True) for each in message.findings)
-        audited(self, member, evolve(message, findings=findings))
-
-    patch.setattr(Auditing, "audited", harsh)
+    planting.silence_is_guilt(patch)
 
 
-def shows(options: BatchOptions, seed: int) -> bool:
-    return bool(broken_by(options.scenario(seed)))
+def shows(lie: Lie | None, seed: int) -> bool:
+    return bool(broken_by(Scenario.of(seed, audit=AUDIT, liar=lie)))
 
 
 @pytest.mark.planted
@@ -152,14 +123,9 @@ def shows(options: BatchOptions, seed: int) -> bool:
 def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note
 ) -> None:
-    BUGS[name](monkeypatch)
-    reveals = partial(shows, OPTIONS[name])
-    found = what_shows(BUGS.seeds.get(name), reveals, range(SEEDS_MAX), record_property)
-    assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
+    reveals = partial(shows, *BUGS.shown_by[name])
+    assert BUGS.is_found(name, monkeypatch, record_property, reveals, range(SEEDS_MAX))
 
 
 def test_every_rule_is_listed_above() -> None:
-    assert __doc__ is not None
-    assert set(BUGS) == set(OPTIONS)
-    for name in BUGS:
-        assert f"    {name} " in __doc__
+    assert BUGS.are_listed(__doc__)

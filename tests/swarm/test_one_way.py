@@ -26,10 +26,10 @@ SEEDS = [
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_are_as_before_once_the_line_carries_both_ways(seed: int) -> None:
-    recovery = live_through(OneWay.of(seed))
-    between_peers = "master" not in (recovery.case.source, recovery.case.target)
-    if between_peers:
-        assert recovery.removed == (0, 0), "both are well: only what lies between them is not"
+    case = OneWay.of(seed)
+    removed = live_through(case)
+    if "master" not in (case.source, case.target):
+        assert removed == (0, 0), "both are well: only what lies between them is not"
 
 
 def test_the_cases_are_all_pairs_and_all_lengths() -> None:
@@ -70,8 +70,7 @@ async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
     """Return the names of the chunk owners of a round that begins now."""
     names = {sim.peer: name for name, sim in swarm.peers.items()}
     round_table = swarm.coordinator.scheduler.round_table
-    target = swarm.committed + 2
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(2)
     return {names[peer] for peer in round_table.past[-1].running().owners}
 
 

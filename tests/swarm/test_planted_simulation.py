@@ -86,18 +86,12 @@ from holdfast.protocol.messages import Donate, FragmentHead, Repair
 from holdfast.simulation.batch import broken_by
 from holdfast.simulation.scenario import RunKind, Scenario
 from holdfast.simulation.witnessed_services import promoted
-from tests.planting import Bugs, Note, Patch, Plant, what_shows
+from tests.planting import Bugs, Note, Patch
 
 SEEDS_MAX = 500
 
 BUGS = Bugs()
-KINDS: dict[str, RunKind] = {}
-
-
-def bug(name: str, *, seed: int, kind: RunKind = RunKind.PLAIN) -> Callable[[Plant], Plant]:
-    """A decorator: a run of this kind and seed shows the bug that the function plants."""
-    KINDS[name] = kind
-    return BUGS.named(name, seed=seed)
+bug = BUGS.named
 
 
 # ---------------------------------------------------------------- in peers
@@ -257,7 +251,7 @@ def _(patch: Patch) -> None:
     reorder(patch, lambda e: isinstance(e, RecordDurably) and isinstance(e.record, RoundCommitted))
 
 
-@bug("impatient", seed=3, kind=RunKind.HOSTILE)
+@bug("impatient", RunKind.HOSTILE, seed=3)
 def _(patch: Patch) -> None:
     original = Attempt.unreported
 
@@ -287,7 +281,7 @@ def _(patch: Patch) -> None:
     patch.setattr(reduction_orders.ReductionOrders, "_receivers", receivers)
 
 
-@bug("never finishes stalls", seed=0, kind=RunKind.HOSTILE)
+@bug("never finishes stalls", RunKind.HOSTILE, seed=0)
 def _(patch: Patch) -> None:
     patch.setattr(
         reduction_driver.ReductionDriver, "_stall_limit_s", lambda self, attempt: math.inf
@@ -305,7 +299,7 @@ def _(patch: Patch) -> None:
     patch.setattr(round_scheduler.RoundScheduler, "_invite", invite)
 
 
-@bug("rounds reused", seed=3, kind=RunKind.FAILOVER)
+@bug("rounds reused", RunKind.FAILOVER, seed=3)
 def _(patch: Patch) -> None:
     original = RunHistory.replay
 
@@ -320,7 +314,7 @@ def _(patch: Patch) -> None:
     patch.setattr(repairer, "plan_repair", lambda *_: ())
 
 
-@bug("same number", seed=1, kind=RunKind.HOSTILE)
+@bug("same number", RunKind.HOSTILE, seed=1)
 def _(patch: Patch) -> None:
     original = reduction_orders.ReductionOrders.begin
 
@@ -359,7 +353,7 @@ def _(patch: Patch) -> None:
     patch.setattr(donor_choice.DonorChoice, "choose", donors)
 
 
-@bug("first root wins", seed=11, kind=RunKind.HOSTILE)
+@bug("first root wins", RunKind.HOSTILE, seed=11)
 def _(patch: Patch) -> None:
     original = state_sync.StateSync.decide
 
@@ -405,8 +399,8 @@ def _(patch: Patch) -> None:
     patch.setattr(Lineage, "_back_s", lambda self, since_s: since_s)
 
 
-def shows(kind: RunKind, seed: int) -> str:
-    return broken_by(Scenario.of(seed, kind=kind))
+def shows(kinds: Sequence[RunKind], seed: int) -> str:
+    return broken_by(Scenario.of(seed, kind=kinds[0] if kinds else RunKind.PLAIN))
 
 
 @pytest.mark.fault(
@@ -415,10 +409,8 @@ def shows(kind: RunKind, seed: int) -> str:
 @pytest.mark.planted
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_shows(name: str, monkeypatch: Patch, record_property: Note) -> None:
-    BUGS[name](monkeypatch)
-    shown = partial(shows, KINDS[name])
-    seeds = range(SEEDS_MAX)
-    assert what_shows(BUGS.seeds.get(name), shown, seeds, record_property) is not None
+    shown = partial(shows, BUGS.shown_by[name])
+    assert BUGS.is_found(name, monkeypatch, record_property, shown, range(SEEDS_MAX))
 
 
 def test_who_gets_a_place_before_a_commit_need_not_have_its_result() -> None:
@@ -429,8 +421,4 @@ def test_who_gets_a_place_before_a_commit_need_not_have_its_result() -> None:
 
 
 def test_every_bug_is_listed_above() -> None:
-    assert __doc__ is not None
-    listed = [line for line in __doc__.splitlines() if line.startswith("    ")]
-    assert len(BUGS) == len(listed) >= 10
-    for name in BUGS:
-        assert any(line.startswith(f"    {name} ") for line in listed)
+    assert BUGS.are_listed(__doc__)

@@ -128,8 +128,7 @@ async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
         swarm.world.refused.add(("c", "b"))
         swarm.world.cut("b", "c")
         await swarm.until(lambda: links(swarm, "c") == {"a"})
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         await swarm.until(lambda: links(swarm, "c") == {"a", "b"})
         await swarm.until(lambda: contributed(swarm, "abc"))
         assert {sim.lives for sim in swarm.peers.values()} == {1}
@@ -147,8 +146,7 @@ async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
             swarm.world.refused.add(("d", name))
             swarm.world.refused.add((name, "d"))
             swarm.world.cut("d", name)
-        target = swarm.committed + 5
-        await swarm.until(lambda: swarm.committed >= target, within_s=60)
+        await swarm.commit(5, within_s=60)
         for name in "abc":
             swarm.world.refused.discard(("d", name))
             swarm.world.refused.discard((name, "d"))
@@ -407,8 +405,7 @@ async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
             await trio.sleep(0.7)
         assert coordinator.context.roster.view_number == view
         assert links(swarm, "b") == before
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         assert contributed(swarm, "abc")
         gone = [event for event in coordinator.context.events if event.kind.value == "leave"]
         assert not gone

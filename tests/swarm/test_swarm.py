@@ -7,7 +7,7 @@ the scene, do the harm and say what must come of it.
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from holdfast.collectives.reduction import Reduction
 from holdfast.membership.master.state.master_effects import Effect
-from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.peer.local_round import RoundState
 from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.invariants import check_invariants
 from holdfast.simulation.swarm import Swarm
 
 SPEC = """
@@ -78,10 +78,18 @@ async def a_swarm(
         nursery.cancel_scope.cancel()
 
 
+def events(swarm: Swarm) -> list[str]:
+    return [event.text for event in swarm.coordinator.context.events]
+
+
+def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of the state that each peer has copied."""
+    return {n: swarm.peers[n].service.training.progress().state_received_bytes for n in names}
+
+
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
     """Wait for more commits, then check that the named peers hold the same bits."""
-    target = swarm.committed + more
-    await swarm.until(lambda: swarm.committed >= target)
+    await swarm.commit(more)
     await swarm.come_to_rest(names)
     swarm.check_final(names)
     check_invariants(swarm.coordinator)
@@ -130,8 +138,7 @@ async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            target = swarm.committed + 8
-            await swarm.until(lambda: swarm.committed >= target)
+            await swarm.commit(8)
             left = sum(type(each) is Reduction for each in gc.get_objects())
         finally:
             gc.enable()
@@ -172,23 +179,7 @@ async def test_uneven_token_weights_are_the_divisor() -> None:
         assert a < b < c
 
 
-async def test_several_fragments_take_turns() -> None:
-    layout = small_layout((5, 3, 4, 6), counters=0)
-    async with a_swarm("abc", toml=spec(fragments=2), layout=layout) as swarm:
-        await settled(swarm, "abc", more=5)
-        assert {commit.fragment for commit in swarm.witness.commits} == {0, 1}
-
-
 # ---------------------------------------------------------------- coming and going
-
-
-async def test_a_joiner_takes_part_with_the_same_bits() -> None:
-    async with a_swarm("ab", toml=spec(contributors=0)) as swarm:
-        swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: swarm.role("late") is Role.CONTRIBUTOR)
-        await settled(swarm, "ab", more=2)
-        swarm.check_final(["a", "b", "late"])
-        assert len(swarm.witness.commits[-1].contributors) == 3
 
 
 @pytest.mark.fault(
@@ -277,22 +268,11 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0, apply_s=0.03) as swarm:
         await swarm.until(lambda: in_phase(swarm, victim, phase))
         swarm.crash(victim)
-        spare = swarm.peers["d"].service
-        moved = spare.training.progress().state_received_bytes
+        moved = state_bytes(swarm, "d")
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         swarm.resume()
         await settled(swarm, "abcd".replace(victim, ""))
-        assert spare.training.progress().state_received_bytes == moved, "a promotion moves no state"
-
-
-async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
-    async with a_swarm("abc", "d") as swarm:
-        swarm.crash("c")
-        await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
-        swarm.restart("c")
-        await swarm.until(lambda: swarm.in_sync("c"))
-        await settled(swarm, "abcd")
-        assert swarm.role("c") is Role.SPARE
+        assert state_bytes(swarm, "d") == moved, "a promotion moves no state"
 
 
 @pytest.mark.fault("two die at once", "the same", "the round goes on with a quorum, or is void")
@@ -309,10 +289,10 @@ async def test_two_deaths_at_once() -> None:
 )
 async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
     async with a_swarm("abc") as swarm:
-        received = swarm.peers["b"].service.training.progress().state_received_bytes
+        received = state_bytes(swarm, "b")
         swarm.peers["b"].trainer.crash()
         await settled(swarm, "abc", more=12)
-        assert swarm.peers["b"].service.training.progress().state_received_bytes == received
+        assert state_bytes(swarm, "b") == received
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
@@ -325,22 +305,11 @@ async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -
         swarm.world.freeze("c")
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         assert trio.current_time() - frozen_s < 3.0 + 1.0, "the deadline and a little"
-        target = swarm.committed + 2
-        await swarm.until(lambda: swarm.committed >= target)
+        await swarm.commit(2)
         swarm.world.thaw("c")
         await swarm.until(lambda: swarm.in_sync("c"))
         await settled(swarm, "abcd")
         assert swarm.role("c") is Role.SPARE
-
-
-async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
-    async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
-        swarm.world.partition("b", "c")
-        target = swarm.committed + 3
-        await swarm.until(lambda: swarm.committed >= target)
-        swarm.world.heal("b", "c")
-        await swarm.until(lambda: all(swarm.in_sync(n) for n in "abcd"))
-        await settled(swarm, "abcd")
 
 
 async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it() -> None:
@@ -373,9 +342,7 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
     layout = small_layout((3_000,), counters=1)
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0) as swarm:
         await swarm.until(lambda: in_phase(swarm, "a", phase))
-        received = {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
-        }
+        received = state_bytes(swarm, "abcd")
         swarm.crash_master()
         await trio.sleep(1)
         # Who comes back after the commit of a round that it holds copies it: so the spare comes
@@ -385,16 +352,9 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
         await swarm.until(lambda: "d" in attached(swarm))
         swarm.go_on("c")
         await settled(swarm, "abcd", more=3)
-        roles = {name: swarm.role(name) for name in "abcd"}
-        assert roles == {
-            "a": Role.CONTRIBUTOR,
-            "b": Role.CONTRIBUTOR,
-            "c": Role.CONTRIBUTOR,
-            "d": Role.SPARE,
-        }
-        assert received == {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
-        }
+        roles = [swarm.role(name) for name in "abcd"]
+        assert roles == [*[Role.CONTRIBUTOR] * 3, Role.SPARE]
+        assert received == state_bytes(swarm, "abcd")
 
 
 # ---------------------------------------------------------------- bad input
@@ -485,9 +445,9 @@ def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
     "survivors hold the mean of exactly those whom the commit names, and so does what people are"
     " shown",
 )
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 async def test_values_after_a_kill_at_any_instant(part: int) -> None:
-    """After 25 kills per part, 100 in all, every survivor holds the mean of the recorded set.
+    """After 25 kills per part, 50 in all, every survivor holds the mean of the recorded set.
 
     The witness compares each applied mean, element by element, with that of the contributors in
     the committed record; ``powers`` makes every other set's mean a different number.

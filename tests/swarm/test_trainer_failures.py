@@ -11,7 +11,7 @@ from holdfast.daemon.peer import trainer_service
 from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
 from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
-from tests.swarm.test_swarm import a_swarm, settled, spec
+from tests.swarm.test_swarm import a_swarm, events, settled, spec
 
 RESTARTING = TrainerFailed(FailureKind.MEMORY, "OutOfMemoryError: no", Remedy.RESTART, 2, 4.0)
 GIVEN_UP = TrainerFailed(FailureKind.CUDA, "CUDA error: lost", Remedy.NONE, 5)
@@ -21,10 +21,6 @@ def member(swarm: Swarm, name: str) -> dict[str, Any]:
     status = describe(swarm.coordinator, trio.current_time())
     found: dict[str, Any] = next(m for m in status["members"] if m["name"] == name)
     return found
-
-
-def events(swarm: Swarm) -> list[str]:
-    return [event.text for event in swarm.coordinator.context.events]
 
 
 def has_trainer(swarm: Swarm, name: str) -> bool:

@@ -35,17 +35,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from attrs import Factory, define, frozen
 
+from ....protocol import messages as m
 from ....protocol.addresses import Address, is_public
-from ....protocol.messages import (
-    LinkBroken,
-    Relayed,
-    RelayPair,
-    Route,
-    RouteKind,
-    RouteWanted,
-    RouteWorks,
-    StopRelayingPair,
-)
 from ...shared.event_kind import EventKind
 from ..state.context import Context, quoted
 from ..state.roster import Member
@@ -64,7 +55,7 @@ APART_S = 3_600.0
 class CandidateRoute:
     """A route that a pair might take."""
 
-    kind: RouteKind
+    kind: m.RouteKind
     dials: str  # the peer that dials
     relay: str = ""  # the peer that forwards; empty: none
 
@@ -102,7 +93,7 @@ class Routes:
 
     # ------------------------------------------------------------ facts
 
-    def wanted(self, member: Member, message: RouteWanted) -> None:
+    def wanted(self, member: Member, message: m.RouteWanted) -> None:
         """Arrange the next route for a member that cannot get a link to another one."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
@@ -114,13 +105,13 @@ class Routes:
         pair.works, pair.broken_s = False, -math.inf
         pair.without.add(member.peer)
         failed = pair.route or self._default(member, other)
-        if failed.kind is RouteKind.DIRECT or not message.worked:  # else it may work again
+        if failed.kind is m.RouteKind.DIRECT or not message.worked:  # else it may work again
             pair.failed.append(failed)
         over = "" if pair.route is None else f" ({self._format_route(pair.route)})"
         pair.tried = [*pair.tried, f"{quoted(message.reason)}{over}"][-TRIED_MAX:]
         self._arrange(member, other, pair, max(pair.number, message.route) + 1)
 
-    def broken(self, member: Member, message: LinkBroken) -> None:
+    def broken(self, member: Member, message: m.LinkBroken) -> None:
         """Note that a member has lost its link to another one; it reports when it has one again."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
@@ -130,7 +121,7 @@ class Routes:
             pair.works, pair.broken_s = False, self._context.now_s
         pair.without.add(member.peer)
 
-    def works(self, member: Member, message: RouteWorks) -> None:
+    def works(self, member: Member, message: m.RouteWorks) -> None:
         """Note that a pair has a link over an arranged or a doubtful route."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member:
@@ -175,7 +166,7 @@ class Routes:
             pair.tried = [f"its relay {self._context.name(peer)} is gone"]
             self._arrange(roster.members[ends[0]], roster.members[ends[1]], pair, pair.number + 1)
 
-    def relayed(self, member: Member, message: Relayed) -> None:
+    def relayed(self, member: Member, message: m.Relayed) -> None:
         """Take a relay's report of what it forwards."""
         member.connection.relayed = message
 
@@ -185,7 +176,7 @@ class Routes:
             pair = self._pairs[ends]
             if not pair.works:
                 pair.since_s, pair.failed = -math.inf, []
-            elif pair.route is not None and pair.route.kind is RouteKind.RELAYED:
+            elif pair.route is not None and pair.route.kind is m.RouteKind.RELAYED:
                 self._hopeful.add(ends)
 
     def go_direct(self, busy: Callable[[], Collection[str]]) -> None:
@@ -203,7 +194,7 @@ class Routes:
             pair = self._pairs.get(ends)
             if one is None or other is None or pair is None or pair.route is None:
                 continue
-            if self._candidates(one, other, pair)[0].kind is RouteKind.DIRECT and pair.works:
+            if self._candidates(one, other, pair)[0].kind is m.RouteKind.DIRECT and pair.works:
                 pair.works, pair.broken_s, pair.failed = False, self._context.now_s, []
                 self._arrange(one, other, pair, pair.number + 1)
 
@@ -275,7 +266,9 @@ class Routes:
         for ends in self.disputes.pairs(inside, self._context.now_s):
             if ends not in self._pairs:
                 yield ends
-        outbound = sorted(m.peer for m in roster if not m.connection.reachable and m.peer in inside)
+        outbound = sorted(
+            each.peer for each in roster if not each.connection.reachable and each.peer in inside
+        )
         for at, one in enumerate(outbound):
             for other in outbound[at + 1 :]:
                 if (one, other) not in self._pairs:
@@ -348,12 +341,12 @@ class Routes:
         if pair.route.relay:
             pair.ticket = self._ticket(one, other, number)
             relays = self._context.roster.members[pair.route.relay].connection.addresses
-            self._context.send(pair.route.relay, RelayPair(pair.ticket, (one.peer, other.peer)))
-        punched = pair.route.kind is RouteKind.PUNCHED
+            self._context.send(pair.route.relay, m.RelayPair(pair.ticket, (one.peer, other.peer)))
+        punched = pair.route.kind is m.RouteKind.PUNCHED
         for end, far in ((one, other), (other, one)):
             self._context.send(
                 end.peer,
-                Route(
+                m.Route(
                     far.peer,
                     number,
                     pair.route.kind,
@@ -370,7 +363,7 @@ class Routes:
     def _leave(self, pair: RoutedPair) -> None:
         """Let the relay of a route that is given up drop its ticket."""
         if pair.ticket and pair.route is not None:
-            self._context.send(pair.route.relay, StopRelayingPair(pair.ticket))
+            self._context.send(pair.route.relay, m.StopRelayingPair(pair.ticket))
         pair.ticket = b""
 
     def _ticket(self, one: Member, other: Member, number: int) -> bytes:
@@ -394,7 +387,9 @@ class Routes:
             and (member.peer == mine or carried[member.peer] < member.connection.offer.pairs)
             and not (member.connection.relayed is not None and member.connection.relayed.spent)
         ]
-        return sorted(found, key=lambda m: (-self._share(m.peer, carried[m.peer] + 1), m.number))
+        return sorted(
+            found, key=lambda each: (-self._share(each.peer, carried[each.peer] + 1), each.number)
+        )
 
     def _candidates(self, one: Member, other: Member, pair: RoutedPair) -> list[CandidateRoute]:
         """Return all routes that the two might take, best first."""
@@ -405,17 +400,17 @@ class Routes:
             # Members behind one router may reach each other.
             if near.reachable or (near.host != "" and near.host == far.host):
                 found += [
-                    CandidateRoute(RouteKind.DIRECT, later.peer),
-                    CandidateRoute(RouteKind.DIRECT, first.peer),
+                    CandidateRoute(m.RouteKind.DIRECT, later.peer),
+                    CandidateRoute(m.RouteKind.DIRECT, first.peer),
                 ]
         else:
             caller = later if near.reachable else first
-            found.append(CandidateRoute(RouteKind.DIRECT, caller.peer))
+            found.append(CandidateRoute(m.RouteKind.DIRECT, caller.peer))
         same_family = (":" in self._seen_by(later, first)) == (":" in self._seen_by(first, later))
         if near.port and far.port and near.host and far.host and same_family:
-            found.append(CandidateRoute(RouteKind.PUNCHED, later.peer))
+            found.append(CandidateRoute(m.RouteKind.PUNCHED, later.peer))
         found += [
-            CandidateRoute(RouteKind.RELAYED, later.peer, relay.peer)
+            CandidateRoute(m.RouteKind.RELAYED, later.peer, relay.peer)
             for relay in self._relays(one, other, pair)
         ]
         return found
@@ -436,18 +431,18 @@ class Routes:
     def _default(self, one: Member, other: Member) -> CandidateRoute:
         first, later = sorted((one, other), key=lambda member: member.number)
         caller = first if later.connection.reachable and not first.connection.reachable else later
-        return CandidateRoute(RouteKind.DIRECT, caller.peer)
+        return CandidateRoute(m.RouteKind.DIRECT, caller.peer)
 
     def format_kind(self, route: CandidateRoute) -> str:
         """Return the route's kind, for people."""
-        if route.kind is RouteKind.DIRECT:
+        if route.kind is m.RouteKind.DIRECT:
             return f"direct, {self._context.name(route.dials)} dials"
         return str(route.kind.value)
 
     def _format_route(self, route: CandidateRoute) -> str:
-        if route.kind is RouteKind.DIRECT:
+        if route.kind is m.RouteKind.DIRECT:
             return f"that {self._context.name(route.dials)} dials"
-        if route.kind is RouteKind.PUNCHED:
+        if route.kind is m.RouteKind.PUNCHED:
             return "through both their routers"
         return f"by the relay {self._context.name(route.relay)}"
 

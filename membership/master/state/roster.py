@@ -20,17 +20,7 @@ from operator import attrgetter
 import attrs
 from attrs import Factory, define, frozen
 
-from ....protocol.messages import (
-    FragmentHead,
-    Hello,
-    MemberInfo,
-    ModelLayout,
-    Progress,
-    Relayed,
-    RelayOffer,
-    Role,
-    TrainerFailed,
-)
+from ....protocol import messages as m
 from ...planning.bandwidth import Bandwidth
 
 _BY_NUMBER = attrgetter("number")
@@ -41,7 +31,7 @@ VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this
 class Grant:
     """The rights that the peer's invite, or the operator's approval, gives."""
 
-    role: Role  # CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither
+    role: m.Role  # CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither
     founder: bool = False  # may give an empty run its first weights
     invite: str = ""  # id of the peer's invite; empty if it is not known
 
@@ -70,7 +60,7 @@ RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 class Fetch:
     """One transfer of a fragment to one member."""
 
-    head: FragmentHead
+    head: m.FragmentHead
     donors: list[str]  # the members that still have the version pinned
     moved_s: float  # time of the last progress
     began_s: float = 0.0  # time from which the following are counted
@@ -106,11 +96,11 @@ class Connection:
     # Limits set by its machine's owner; 0: none.
     upload_bytes_per_s: float = 0.0
     download_bytes_per_s: float = 0.0
-    offer: RelayOffer | None = None  # what it would forward for others
-    relayed: Relayed | None = None  # what it has forwarded
+    offer: m.RelayOffer | None = None  # what it would forward for others
+    relayed: m.Relayed | None = None  # what it has forwarded
 
     @classmethod
-    def of(cls, hello: Hello, host: str, port: int, reachable: bool) -> Connection:
+    def of(cls, hello: m.Hello, host: str, port: int, reachable: bool) -> Connection:
         """Return the connection over which a ``Hello`` came, from this address."""
         return cls(
             hello.addresses,
@@ -127,10 +117,10 @@ class Connection:
 class Trainer:
     """A member's trainer, and how it keeps up with the run (see ``trainers``)."""
 
-    layout: ModelLayout | None = None  # None while there is no trainer
+    layout: m.ModelLayout | None = None  # None while there is no trainer
     gone_s: float | None = None  # since when there is none
     # Why there is none, and the remedy; received at ``failed_s``.
-    failed: TrainerFailed | None = None
+    failed: m.TrainerFailed | None = None
     failed_s: float = 0.0
     late_count: int = 0  # rounds in a row that closed without the member
     rest_count: int = 0  # how often the member gave up its place for being late
@@ -140,7 +130,7 @@ class Trainer:
     def running(self) -> bool:
         return self.layout is not None
 
-    def start(self, layout: ModelLayout) -> None:
+    def start(self, layout: m.ModelLayout) -> None:
         self.layout, self.gone_s, self.failed = layout, None, None
 
     def stop(self, now_s: float) -> None:
@@ -153,8 +143,8 @@ class Trainer:
 class Transfers:
     """What a member holds as it says, and its transfers so far."""
 
-    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
-    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
+    reported_heads: dict[int, m.FragmentHead] = Factory(dict)  # by fragment, the last ones
+    kept: list[tuple[m.FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
     bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
     called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
@@ -179,12 +169,12 @@ class Member:
     software: str = ""  # its daemon's version of holdfast
     draining_s: float | None = None  # since when it wants to leave, for the reason ``draining_why``
     draining_why: str = ""
-    progress: Progress | None = None
+    progress: m.Progress | None = None
     direction: float | None = None  # cosine of its last update with the outer momentum
     against: bool = False  # that update pointed against the momentum while most pointed along it
     gone_s: float | None = None  # when it was removed
 
-    def has_on_disk(self, head: FragmentHead) -> bool:
+    def has_on_disk(self, head: m.FragmentHead) -> bool:
         """Return whether the member needs no donor for this version."""
         return any(heads[head.fragment] == head for heads in self.transfers.kept)
 
@@ -192,7 +182,7 @@ class Member:
     def relay(self) -> bool:
         """Return whether the member only forwards for others."""
         offer = self.connection.offer
-        return self.grant.role is Role.RELAY or (offer is not None and offer.only)
+        return self.grant.role is m.Role.RELAY or (offer is not None and offer.only)
 
     @property
     def draining(self) -> bool:
@@ -205,7 +195,7 @@ class Roster:
     def __init__(self, term: int) -> None:
         self.members: dict[str, Member] = {}
         self.view_number = term * VIEWS_PER_TERM
-        self.view_members: tuple[MemberInfo, ...] = ()
+        self.view_members: tuple[m.MemberInfo, ...] = ()
 
     def __contains__(self, peer: str) -> bool:
         return peer in self.members
@@ -249,14 +239,14 @@ def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
     }
 
 
-def role_of(member: Member, places: set[str]) -> Role:
+def role_of(member: Member, places: set[str]) -> m.Role:
     """Return what the member is now; its grant says what it may become."""
     if member.relay:
-        return Role.RELAY
-    return Role.CONTRIBUTOR if member.peer in places else Role.SPARE
+        return m.Role.RELAY
+    return m.Role.CONTRIBUTOR if member.peer in places else m.Role.SPARE
 
 
-def _info(member: Member, places: set[str], published: MemberInfo | None) -> MemberInfo:
+def _info(member: Member, places: set[str], published: m.MemberInfo | None) -> m.MemberInfo:
     """Return a member's entry in the view: the ``published`` one while it is still right.
 
     Every conclusion of the master asks for the entries of all members. To make and check new ones
@@ -273,7 +263,7 @@ def _info(member: Member, places: set[str], published: MemberInfo | None) -> Mem
         and published.peer == member.peer
     ):
         return published
-    return MemberInfo(
+    return m.MemberInfo(
         peer=member.peer,
         name=member.name,
         number=member.number,
@@ -313,11 +303,11 @@ def next_to_seat(
         and not member.relay
         and now_s >= member.trainer.rests_until_s
         and holds_newest(member, versions)
-        and (member.grant.role is Role.CONTRIBUTOR or vacancies > 0)
+        and (member.grant.role is m.Role.CONTRIBUTOR or vacancies > 0)
     ]
     return min(
         waiting,
-        key=lambda member: (member.grant.role is not Role.CONTRIBUTOR, member.number),
+        key=lambda member: (member.grant.role is not m.Role.CONTRIBUTOR, member.number),
         default=None,
     )
 
@@ -336,17 +326,17 @@ def waiting_in_line(
     free = place_count - len(places) if place_count else len(roster)
     left_free = min(free, vacancies)  # of the free places, those that a spare may take
     line = sorted(
-        (m for m in roster if m.peer not in places and not m.relay and not m.draining),
-        key=lambda m: (
-            not m.in_sync,
-            not any(copy.fetch is not None for copy in m.copies),
-            not m.trainer.running,
-            m.number,
+        (each for each in roster if not (each.peer in places or each.relay or each.draining)),
+        key=lambda each: (
+            not each.in_sync,
+            not any(copy.fetch is not None for copy in each.copies),
+            not each.trainer.running,
+            each.number,
         ),
     )
     waiting = set()
     for member in line:
-        if member.trainer.running and free > 0 and member.grant.role is Role.CONTRIBUTOR:
+        if member.trainer.running and free > 0 and member.grant.role is m.Role.CONTRIBUTOR:
             free -= 1
             left_free = max(0, left_free - 1)
         elif member.trainer.running and left_free > 0:

@@ -1,1 +1,1 @@
-"""The master's state as others see it, and what must hold of it."""
+"""The master's state as others see it."""

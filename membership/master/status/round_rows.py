@@ -49,7 +49,6 @@ def round_row(coordinator: Coordinator, round_: Round, now_s: float) -> RoundRow
         ),
         reported=tuple(sorted(attempt.outcomes)) if attempt else (),
         lost=dict(attempt.lost) if attempt else {},
-        flushing=attempt is not None and attempt.flush.in_progress,
         repairs=round_.repair_count,
         reruns=round_.rerun_count,
     )
@@ -79,6 +78,19 @@ def recorded_round(round_: Round, opened_at: float, ended_at: float) -> Recorded
     return RecordedRound(**_past(round_), marks=marks, opened_at=opened_at, ended_at=ended_at)
 
 
+# Of a round that only the journal knows.
+_UNKNOWN: dict[str, Any] = {
+    "repairs": None,
+    "reruns": None,
+    "lost": {},
+    "declined": {},
+    "opened_s": None,
+    "open_s": None,
+    "reduce_s": None,
+    "plan": None,
+}
+
+
 def journaled_round(
     commit: Commit, name_of: Callable[[str], str], opened_at: float | None, ended_at: float
 ) -> RecordedRound:
@@ -92,6 +104,8 @@ def journaled_round(
     added = contents_of(commit)
     peers = [each.contributor.peer for each in added.added]
     return RecordedRound(
+        **_UNKNOWN,
+        **_mean(added, None),
         round=commit.round,
         fragment=commit.fragment,
         version=commit.version,
@@ -99,16 +113,7 @@ def journaled_round(
         outcome="committed",
         why=f"{format_committed(added)}; only the journal's part of this round is known",
         attempts=commit.attempt,
-        repairs=None,
-        reruns=None,
-        lost={},
-        **_mean(added, None),
-        declined={},
         digest=commit.digest.hex(),
-        opened_s=None,
-        open_s=None,
-        reduce_s=None,
-        plan=None,
         marks={
             peer: RoundMarkRow(
                 name=name_of(peer) or peer[:8],
@@ -131,6 +136,8 @@ def uncommitted_round(record: RoundNumbered, opened_at: float, ended_at: float) 
       ended_at: Unix seconds, of the master's restart.
     """
     return RecordedRound(
+        **_UNKNOWN,
+        **_mean(None, None),
         round=record.round,
         fragment=record.fragment,
         version=record.version,
@@ -138,16 +145,7 @@ def uncommitted_round(record: RoundNumbered, opened_at: float, ended_at: float) 
         outcome="aborted",
         why="the master was restarted while the round was open",
         attempts=0,
-        repairs=None,
-        reruns=None,
-        lost={},
-        **_mean(None, None),
-        declined={},
         digest="",
-        opened_s=None,
-        open_s=None,
-        reduce_s=None,
-        plan=None,
         marks={},
         opened_at=opened_at,
         ended_at=ended_at,

@@ -189,7 +189,6 @@ def _relay(member: Member) -> RelayRow | None:
         return None
     return RelayRow(
         bytes_per_s=offer.bytes_per_s,
-        pairs_max=offer.pairs,
         quota_bytes=offer.quota_bytes or None,
         pairs=relayed.pairs if relayed else 0,
         streams=relayed.streams if relayed else 0,

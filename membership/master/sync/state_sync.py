@@ -14,17 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from ....protocol.messages import (
-    Commit,
-    Donate,
-    FragmentHead,
-    Hello,
-    RefusalCode,
-    Release,
-    Synced,
-    SyncFailed,
-    SyncFragment,
-)
+from ....protocol import messages as m
 from ...planning.bandwidth import Bandwidths
 from ...planning.predict import FETCHES_MAX
 from ...shared.event_kind import EventKind
@@ -70,7 +60,7 @@ class StateSync:
 
     # ------------------------------------------------------------ coming and going
 
-    def attached(self, member: Member, hello: Hello, committed: Iterable[Commit]) -> None:
+    def attached(self, member: Member, hello: m.Hello, committed: Iterable[m.Commit]) -> None:
         """Compare what a newly attached member reports to hold with the run."""
         history = self.context.history
         self.missing.discard(member.peer)
@@ -93,7 +83,9 @@ class StateSync:
                     member, head, about_to_apply=next_results.get(head.fragment) == head.version
                 )
 
-    def _compare(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
+    def _compare(
+        self, member: Member, head: m.FragmentHead, *, about_to_apply: bool = False
+    ) -> None:
         """Compare a stale copy that a member reports to hold with the run's version.
 
         Args:
@@ -125,7 +117,7 @@ class StateSync:
             if head is not None:
                 self._compare(member, head)
 
-    def beyond(self, member: Member, head: FragmentHead) -> None:
+    def beyond(self, member: Member, head: m.FragmentHead) -> None:
         """Take a copy as stale whose version is of a branch not taken, or lost by the journal."""
         member.transfers.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
@@ -159,7 +151,7 @@ class StateSync:
 
     # ------------------------------------------------------------ what members report
 
-    def report(self, member: Member, head: FragmentHead) -> None:
+    def report(self, member: Member, head: m.FragmentHead) -> None:
         """Take a member's report that it holds this version with this root."""
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
@@ -172,7 +164,7 @@ class StateSync:
             # A stale copy that is still behind may lack a result and could not catch up by itself.
             self._check(member, head.fragment)
 
-    def synced(self, member: Member, message: Synced) -> None:
+    def synced(self, member: Member, message: m.Synced) -> None:
         """Take the end of a transfer as the member reports it."""
         head = message.head
         copy = member.copies[head.fragment]
@@ -193,7 +185,7 @@ class StateSync:
             member.transfers.failures = 0
             self.votes.cast(member, head)
 
-    def failed(self, member: Member, message: SyncFailed) -> None:
+    def failed(self, member: Member, message: m.SyncFailed) -> None:
         """Take a transfer's failure as the member reports it."""
         if message.fragment >= len(member.copies):
             return
@@ -230,7 +222,7 @@ class StateSync:
         elif version is not None and version >= copy.fetch.head.version:
             self._outrun(member, fragment, why)
 
-    def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
+    def committed(self, commit: m.Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
         """Give receivers of a committed result a deadline; copies of all others become stale.
 
         Args:
@@ -274,7 +266,7 @@ class StateSync:
         best = self.votes.winner(fragment, version, force=force)
         if not best:
             return b""
-        self.context.record(RootKnown(FragmentHead(fragment, version, best)))
+        self.context.record(RootKnown(m.FragmentHead(fragment, version, best)))
         for member in self.context.roster.by_number():
             copy = member.copies[fragment]
             if copy.state is CopyState.UNCHECKED and copy.version == version:
@@ -299,7 +291,7 @@ class StateSync:
         """Start every transfer that may start. Return whether any did."""
         if not self.context.history.founded:
             return False
-        stale = [m for m in self.context.roster.by_number() if self._may_fetch(m)]
+        stale = [each for each in self.context.roster.by_number() if self._may_fetch(each)]
         if not stale:
             return False
         in_line = self.context.in_line()
@@ -380,8 +372,8 @@ class StateSync:
             self._move(member, fragment, CopyState.FETCHING)
             member.transfers.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
-                self.context.send(donor.peer, Donate(head, member.peer))
-            self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
+                self.context.send(donor.peer, m.Donate(head, member.peer))
+            self.context.send(member.peer, m.SyncFragment(head, tuple(copy.fetch.donors), newer))
             running += 1
             changed = True
         return changed
@@ -398,7 +390,7 @@ class StateSync:
     def _end_fetch(self, member: Member, fetch: Fetch, why: str) -> None:
         """End a transfer and tell its receiver to drop what it has fetched."""
         head = fetch.head
-        self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
+        self.context.send(member.peer, m.Release(head.fragment, head.version, member.peer))
         self._move(member, head.fragment, CopyState.STALE, why)
 
     def _stalled(self, member: Member, fragment: int, why: str) -> None:
@@ -456,15 +448,15 @@ class StateSync:
         if copy.fetch is not None:
             head = copy.fetch.head
             for donor in copy.fetch.donors:
-                self.context.send(donor, Release(head.fragment, head.version, member.peer))
+                self.context.send(donor, m.Release(head.fragment, head.version, member.peer))
             copy.fetch = None
 
     # ------------------------------------------------------------ questions
 
-    def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
+    def hopeless(self) -> list[tuple[Member, m.RefusalCode, str]]:
         """Return the members whose transfers failed too often, with the refusal."""
         return [
-            (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
+            (member, m.RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
             if member.transfers.failures >= SYNC_ATTEMPTS_MAX
         ]

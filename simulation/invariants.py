@@ -1,17 +1,15 @@
-"""Invariants that must hold after every call of the master. For tests."""
+"""Invariants that must hold after every call of the master."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from ....protocol.messages import MEMBERS_MAX
-from ..rounds.round import RoundPhase
-from ..state.history import ROOTS_KEPT_MAX
-from ..state.roster import RECEIVED_STATES, CopyState, can_contribute
-
-if TYPE_CHECKING:
-    from ..coordinator import Coordinator
+from ..membership.master.coordinator import Coordinator
+from ..membership.master.leases import Leases
+from ..membership.master.rounds.round import RoundPhase
+from ..membership.master.state.history import ROOTS_KEPT_MAX
+from ..membership.master.state.roster import RECEIVED_STATES, CopyState, can_contribute
+from ..protocol.messages import MEMBERS_MAX
 
 
 def check_invariants(coordinator: Coordinator) -> None:
@@ -20,7 +18,21 @@ def check_invariants(coordinator: Coordinator) -> None:
     _check_roster(coordinator)
     _check_copies(coordinator)
     _check_rounds(coordinator)
-    coordinator.leases.check()
+    check_leases(coordinator.leases)
+
+
+def check_leases(leases: Leases) -> None:
+    """Raise ``AssertionError`` unless each position has exactly one state."""
+    data = leases.context.history.data
+    parts = [data.spent, leases.free, *leases.held.values()]
+    parts += [kept.ranges for kept in leases.kept.values()]
+    reached = 0
+    for start, stop in sorted(pair for part in parts for pair in part):
+        assert start >= reached, "a lease is in two states"
+        assert start == reached, "a lease is lost"
+        reached = stop
+    assert reached == leases.cursor, "a lease is lost"
+    assert leases.cursor <= data.reserved, "a lease that no record reserves"
 
 
 def _check_roster(coordinator: Coordinator) -> None:
