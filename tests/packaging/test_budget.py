@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_090, "tests": 59_330, "benchmarks": 6_565}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 57_350, 33_450
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
+LINES = {"simulation": 5_215, "tests": 57_180, "benchmarks": 6_505}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 56_710, 33_075
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
