@@ -21,6 +21,7 @@ from ..daemon.master.journal.journal_base import (
     Journal,
     JournalAwayError,
     Rows,
+    Statement,
 )
 from ..daemon.master.journal.journal_repair import RepairedJournal
 from ..daemon.master.journal.lease import Lease, MasterRow
@@ -176,7 +177,7 @@ class LeasedJournal(Journal):
     def _read(self, query: str, values: Sequence[object] = ()) -> Rows:
         raise NotImplementedError
 
-    def _write(self, query: str, values: Sequence[object]) -> None:
+    def _write(self, *statements: Statement) -> None:
         raise NotImplementedError
 
     def _append(self, number: int, kind: str, body: bytes, at_s: float, check: bytes) -> None:

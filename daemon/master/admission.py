@@ -204,10 +204,12 @@ class Admission:
         try:
             with storing("the approval"):
                 await self._redeem(pending.token, pending.peer, pending.name)
-        except TokenError:
-            self._pending.pop(pending.peer, None)  # it gets the same answer when it asks again
+        except TokenError:  # the newcomer gets the same answer when it asks again
+            if self._pending.get(pending.peer) is pending:
+                del self._pending[pending.peer]
+                self.change_count += 1
             raise
-        except UserError:
+        except BaseException:
             pending.approved = False
             raise
         self._take(pending, "was approved by the run's operator")

@@ -148,7 +148,7 @@ async def test_a_machine_that_asks_while_its_approval_is_written_waits_on(
         for each in [identity, *(Identity.generate() for _ in range(uses - 1))]:
             assert await refused(invite, each) == APPROVAL
         async with trio.open_nursery() as nursery:
-            with held(desk.store, "_write_grant") as calls:
+            with held(desk.store, "_write") as calls:
                 nursery.start_soon(desk.gate.approve, identity.peer_id)
                 await calls.receive()
                 assert await refused(invite, identity) == APPROVAL

@@ -52,6 +52,7 @@ TOKENS = f"select {TOKEN_COLUMNS} from tokens"
 GRANT_COLUMNS = "peer, role, founder, name, invite"
 GRANTS = f"select {GRANT_COLUMNS} from grants"
 Rows = Sequence[tuple[Any, ...]]
+Statement = tuple[str, Sequence[object]]  # SQL with ? for values, and those
 
 
 class JournalError(HoldfastError):
@@ -183,8 +184,8 @@ class Journal(ABC):
         """Return the rows of a query with ``?`` for values; raises JournalError."""
 
     @abstractmethod
-    def _write(self, query: str, values: Sequence[object]) -> None:
-        """Write durably, or raise JournalError and change nothing."""
+    def _write(self, *statements: Statement) -> None:
+        """Write all durably, or raise JournalError and change nothing."""
 
     @abstractmethod
     def _append(self, number: int, kind: str, body: bytes, at_s: float, check: bytes) -> None:
@@ -300,9 +301,19 @@ class Journal(ABC):
         row = Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
         with self._writing:
             self._write(
-                "insert into tokens (hash, role, founder, uses_left, expires_s, made_s, by_hand)"
-                " values (?, ?, ?, ?, ?, ?, ?)",
-                (_hash(token), role.value, int(founder), uses, row.expires_s, made_s, int(by_hand)),
+                (
+                    "insert into tokens (hash, role, founder, uses_left, expires_s, made_s,"
+                    " by_hand) values (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        _hash(token),
+                        role.value,
+                        int(founder),
+                        uses,
+                        row.expires_s,
+                        made_s,
+                        int(by_hand),
+                    ),
+                )
             )
             self._tokens[_hash(token)] = row
         return token, row.expires_s
@@ -316,14 +327,13 @@ class Journal(ABC):
             if peer in self._grants:
                 return
             row = self.valid(token)
-            self._write(
-                "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
-            )
             grant = GrantRow(row.role, row.founder, name, _id_of(_hash(token)))
-            try:
-                self._write_grant(peer, grant)
-            finally:
-                row.uses_left -= 1  # not before the grant is known: its peer may ask meanwhile
+            self._write(
+                ("update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)),
+                _to_grant(peer, grant),
+            )
+            self._grants[peer] = grant
+            row.uses_left -= 1  # not before the grant is known: its peer may ask meanwhile
 
     def valid(self, token: str) -> Token:
         """Return a token that admits a machine now; raises TokenError for any other."""
@@ -343,7 +353,7 @@ class Journal(ABC):
         found = [key for key in self._tokens if _id_of(key) == invite_id.upper()]
         with self._writing:
             for key in found:
-                self._write("update tokens set withdrawn = 1 where hash = ?", (key,))
+                self._write(("update tokens set withdrawn = 1 where hash = ?", (key,)))
                 self._tokens[key].withdrawn = True
             return bool(found)
 
@@ -362,16 +372,8 @@ class Journal(ABC):
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         with self._writing:
-            self._write_grant(peer, grant)
-
-    def _write_grant(self, peer: str, grant: GrantRow) -> None:
-        self._write(
-            "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
-            " conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
-            " name = excluded.name, invite = excluded.invite",
-            (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
-        )
-        self._grants[peer] = grant
+            self._write(_to_grant(peer, grant))
+            self._grants[peer] = grant
 
     def grant(self, peer: str) -> GrantRow | None:
         return self._grants.get(peer)
@@ -422,3 +424,12 @@ def _id_of(key: bytes) -> str:
 def _hash(token: str) -> bytes:
     # The token has 192 random bits, so a slow hash would add no security.
     return hashlib.sha256(token.encode()).digest()
+
+
+def _to_grant(peer: str, grant: GrantRow) -> Statement:
+    return (
+        "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
+        " conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
+        " name = excluded.name, invite = excluded.invite",
+        (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
+    )

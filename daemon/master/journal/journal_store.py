@@ -30,6 +30,7 @@ from .journal_base import (
     JournalCut,
     JournalError,
     Rows,
+    Statement,
 )
 from .journal_repair import (
     JournalTip,
@@ -151,14 +152,17 @@ class JournalStore(Journal):
         with _own_errors():
             return self._db.execute(query, values).fetchall()
 
-    def _write(self, query: str, values: Sequence[object]) -> None:
-        with _own_errors():
-            self._db.execute(query, values)
+    def _write(self, *statements: Statement) -> None:
+        with _own_errors(), self._db:
+            if len(statements) > 1:
+                self._db.execute("begin")
+            for query, values in statements:
+                self._db.execute(query, values)
 
     def _append(self, number: int, kind: str, body: bytes, at_s: float, check: bytes) -> None:
         values = (number, kind, body, at_s, check)
         self._write(
-            "insert into records (id, kind, body, at_s, chk) values (?, ?, ?, ?, ?)", values
+            ("insert into records (id, kind, body, at_s, chk) values (?, ?, ?, ?, ?)", values)
         )
 
     def append(self, record: journal.JournalRecord) -> None:

@@ -48,6 +48,7 @@ from .journal_base import (
     JournalAwayError,
     JournalBrokenError,
     Rows,
+    Statement,
 )
 from .journal_repair import RepairedJournal, read_row
 from .lease import Lease, MasterRow
@@ -280,9 +281,10 @@ class PostgresJournal(Journal):
         with self.database.connected() as connection:
             return connection.execute(_placed(query), values).fetchall()
 
-    def _write(self, query: str, values: Sequence[object]) -> None:
+    def _write(self, *statements: Statement) -> None:
         with self.database.connected() as connection, fenced(connection, self.lease):
-            connection.execute(_placed(query), values)
+            for query, values in statements:
+                connection.execute(_placed(query), values)
 
     def _append(self, number: int, kind: str, body: bytes, at_s: float, check: bytes) -> None:
         # One statement, so one trip to the server and back.
