@@ -60,19 +60,23 @@ class Sampler:
         return stepped_s / (stepped_s + waited_s) if stepped_s + waited_s else None
 
 
-def newest_means(reports: Sequence[Progress], steps: int) -> dict[str, float]:
+def newest_means(reports: Sequence[Progress], steps: int, latest: int) -> dict[str, float]:
     """Return the mean of each figure over the members that logged it at most so many steps before
     it was logged last: what one has logged since replaces what all logged at the start.
+
+    Args:
+      latest: a step; figures beyond it do not count.
     """
     newest: dict[str, int] = {}
     for report in reports:
         for name, figure in report.metrics.items():
-            newest[name] = max(newest.get(name, 0), figure.step)
+            if figure.step <= latest:
+                newest[name] = max(newest.get(name, 0), figure.step)
     return mean_figures(
         {
             name: figure.value
             for name, figure in report.metrics.items()
-            if figure.step >= newest[name] - steps
+            if name in newest and newest[name] - steps <= figure.step <= latest
         }
         for report in reports
     )

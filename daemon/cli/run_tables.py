@@ -83,7 +83,8 @@ def show_figures(
         values = [member.metrics.get(name) for member in logging]
         known = [value for value in values if value is not None]
         cells = [min(known), max(known)] if many else values
-        add(table, name, *map(format_figure, [means.get(name), *cells]))
+        mean = means.get(name, sum(known) / len(known))  # no mean yet: of all that is known
+        add(table, name, *map(format_figure, [mean, *cells]))
     console.print()
     console.print(table)
 

@@ -53,7 +53,8 @@ POINT_S = 2.0  # between two points of the curve
 # At most, for a time in which nothing has changed: without them it would look like a gap.
 FLAT_POINTS = 8
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
-FIGURE_MEMBERS_MAX = 64  # members whose figures of run.log are stored; the means are of all
+FIGURE_MEMBERS_MAX = 64  # whose figures of run.log one sample stores; the means are of all
+AHEAD_ROUNDS = 2  # of the run's step; figures beyond are of before a rewind, or a lie
 WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
@@ -324,10 +325,13 @@ class RunRecorder:
         rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
         if self._waits:
             rows = [attrs.evolve(row, **NO_STEPS) for row in rows]
-        steps = self._context.spec.diloco.sync_every
-        for trains in (False, True):  # of a figure that contributors log, theirs is the mean
-            reports = [each for member, each in reporting if (member.peer in training) == trains]
-            self.figures |= newest_means(reports, steps)
+        if reporting:  # of a figure that contributors log, theirs is the mean
+            self.figures = {}
+            steps = self._context.spec.diloco.sync_every
+            latest = self._context.history.step + AHEAD_ROUNDS * steps
+            for trains in (False, True):
+                reports = [r for member, r in reporting if (member.peer in training) == trains]
+                self.figures |= newest_means(reports, steps, latest)
         fresh = {name for row in rows for name in row.figures}
         means = {name: mean for name, mean in self.figures.items() if name in fresh}
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]

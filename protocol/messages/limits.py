@@ -6,8 +6,8 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 8  # the oldest protocol version that is accepted; 8 tells members of new masters
-VERSION_MAX = 8  # the newest protocol version
+VERSION_MIN = 9  # the oldest protocol version that is accepted; 9 tells when a figure was logged
+VERSION_MAX = 9  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable

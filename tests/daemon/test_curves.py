@@ -209,7 +209,9 @@ def test_a_figure_is_in_the_point_after_it_was_logged_only() -> None:
 
 def test_a_mean_is_of_what_was_logged_last() -> None:
     reports = [logged(a=(6.0, 0), b=(1.0, 90)), logged(a=(4.0, 0), b=(3.0, 95)), logged()]
-    assert newest_means(reports, 10) == {"a": 5.0, "b": 2.0}
+    assert newest_means(reports, 10, 100) == {"a": 5.0, "b": 2.0}
     reports[0] = logged(a=(2.0, 100), b=(1.0, 90))
-    assert newest_means(reports, 10) == {"a": 2.0, "b": 2.0}, "nobody else has logged it since"
-    assert newest_means(reports, 4)["b"] == 3.0
+    assert newest_means(reports, 10, 100) == {"a": 2.0, "b": 2.0}, "nobody has logged it since"
+    assert newest_means(reports, 4, 100)["b"] == 3.0
+    assert newest_means(reports, 10, 99) == {"a": 4.0, "b": 2.0}, "of before a rewind, or a lie"
+    assert newest_means(reports, 10, -1) == {}

@@ -393,6 +393,7 @@ async def test_a_script_that_logs_ever_new_figures_keeps_its_peer_alive(tmp_path
         assert len(metrics) == METRICS_MAX
         assert metrics["accuracy"].value == 3 * METRICS_MAX - 1
         assert "figure 0" not in metrics, "those logged the longest ago make way"
+        assert len(stage.recorder.figures) <= METRICS_MAX
 
 
 async def test_a_finished_run_has_an_ending(

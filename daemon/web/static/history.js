@@ -32,6 +32,8 @@ export class Lines {
 
   async load(span) {
     const { mean, lines, left_out: leftOut } = await get("lines", { ...this.query, points: LINE_POINTS, ...span });
+    this.#seen.clear();
+    this.#away.clear();
     this.mean = mean;
     this.lines = new Map(lines.map((line) => [line.peer, line]));
     this.leftOut = leftOut;
@@ -42,14 +44,14 @@ export class Lines {
    * A point without a value adds nothing, but the member was there: no gap.
    */
   add({ peer, name, at, step }, value) {
-    const seen = this.#seen.get(peer) ?? [];
+    const known = peer === "" ? this.mean : this.lines.get(peer);
+    const seen = this.#seen.get(peer) ?? (this.query.column ? (known?.at.slice(-2) ?? []) : []);
     const gap = this.#away.delete(peer) || isGap(seen, at);
     if (at > (seen.at(-1) ?? 0)) this.#seen.set(peer, [...seen.slice(-1), at]);
     if (typeof value !== "number") {
-      if (gap) this.#away.add(peer);
+      if (gap || step === null) this.#away.add(peer); // or the run waits
       return false;
     }
-    const known = peer === "" ? this.mean : this.lines.get(peer);
     if (!known && peer !== "" && this.lines.size >= LINES_MAX) return false;
     const line = known ?? { peer, name, at: [], step: [], value: [] };
     if (peer === "") this.mean = line;
