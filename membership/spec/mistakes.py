@@ -40,8 +40,12 @@ class SpecError(UserError):
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         first = mistakes[0]
-        where = f"{first.keys[0]}: " if first.keys else ""
-        super().__init__(f"run.toml: {where}{first.text}", exit_code=SPEC_EXIT_CODE)
+        text = first.text
+        if first.keys:
+            key = first.keys[0]
+            text = f"{key}: {text.removeprefix(key.rpartition('.')[2] + ' ')}"
+        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+        super().__init__(f"run.toml: {text}{more}", exit_code=SPEC_EXIT_CODE)
         self.mistakes = mistakes
 
 
@@ -83,7 +87,7 @@ def check_tables(
         for key in [key for key in values if key not in fields]:
             place = f"{name}.{key}"
             reason = gone_reason(place, values[key])
-            gone = Mistake((place,), f"{key}: {reason}")
+            gone = Mistake((place,), reason)
             mistakes.append(gone if reason else _unknown("key", key, fields, place))
         refused = [
             Mistake((f"{name}.{key}",), reason)

@@ -137,7 +137,7 @@ def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
     assert table.effects == []
 
 
-@pytest.mark.parametrize("head", [head_of(0, 5), head_of(9, 0), head_of(0, 0, b"")])
+@pytest.mark.parametrize("head", [head_of(0, 1), head_of(0, 5), head_of(9, 0), head_of(0, 0, b"")])
 def test_a_version_that_was_never_committed_ends_the_peer_that_reports_it(head: object) -> None:
     table = started(A, B)
     table.say(B, m.Applied(1, head))  # type: ignore[arg-type]

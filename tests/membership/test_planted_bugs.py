@@ -109,6 +109,14 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "lose", lose)
 
 
+@conversation(
+    "heads are votes",
+    test_voting_blocs.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
+)
+def _(patch: Patch) -> None:
+    patch.setattr(root_votes, "voice_of", lambda member: (member.peer, ""))
+
+
 @conversation("the lost accuse", test_repair.test_what_the_lost_have_said_about_others_is_void)
 def _(patch: Patch) -> None:
     def against(self: Blame, peer: str, without: Mapping[str, Collection[str]]) -> set[str]:
@@ -243,10 +251,6 @@ ONE_FUNCTION: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
     "no disputes": (
         (Disputes, "note", always(0.0)),
         test_rounds.test_whom_one_alone_has_lost_it_need_not_reach_in_the_rounds_to_come,
-    ),
-    "heads are votes": (
-        (root_votes, "voice_of", lambda _real: lambda member: (member.peer, "")),
-        test_voting_blocs.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
     ),
     "moves alone": (
         (Reports, "moved", lambda _real: lambda self, _, now_s: setattr(self, "moved_s", now_s)),

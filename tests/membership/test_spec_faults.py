@@ -54,6 +54,7 @@ def test_all_errors_are_named_with_their_lines() -> None:
         ("[diloco]\nfragments = 3\ngroups = [['a'], ['b']]", 2, "diloco.fragments"),
         ("x" * 70_000, 0, ""),
         ("[run]\nrounds = " + "9" * 5_000, 2, ""),
+        ("[membership]\ngrace_s = " + "9" * 400, 2, "membership.grace_s"),
     ],
 )
 def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
