@@ -114,6 +114,7 @@ def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionR
 
 def _remedy(wanted: str, settings: CongestionSettings) -> str:
     """Return the two commands for this machine: one for now, one for after a reboot."""
+    unless = ""
     if settings.loaded:
         allowed = ALLOWED_USUALLY if settings.allowed is None else settings.allowed
         line = f"{ALLOWED_KEY}={' '.join((*allowed, wanted))}"
@@ -121,8 +122,9 @@ def _remedy(wanted: str, settings: CongestionSettings) -> str:
     else:
         # Loaded, bbr may be chosen by every process.
         now, later = f"modprobe tcp_{wanted}", f"echo tcp_{wanted} > {MODULES_FILE}"
+        unless = " (unless this kernel lacks that module)"
     where = " on the host, not in this container or network namespace" if settings.elsewhere else ""
-    return f"as root{where}: `{now}`, for after a reboot `{later}`"
+    return f"as root{where}: `{now}`, for after a reboot `{later}`{unless}"
 
 
 @define

@@ -33,6 +33,7 @@ SCHEMA_VERSION = 3
 ROUNDS_MAX = 10_000
 ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000
+SPARE_COPIES_MAX = 5  # damaged files that are kept; the last one makes way
 BUSY_S = 5.0  # for another program that has the file open
 ZIP_LEVEL = 3
 ANY = 2**62  # above all numbers of rounds and events
@@ -99,9 +100,12 @@ class MetricsStore:
         return db
 
     def _set_aside(self, error: sqlite3.Error) -> bool:
-        """Rename a damaged file, in place of an earlier one; return whether that succeeded."""
+        """Rename a damaged file; return whether that succeeded."""
         path = Path(self._path)
-        aside = path.with_name(f"{path.name}.damaged")
+        for number in range(1, SPARE_COPIES_MAX + 1):
+            aside = path.with_name(f"{path.name}.damaged-{number}")
+            if not aside.exists():
+                break
         try:
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)

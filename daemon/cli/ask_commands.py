@@ -10,10 +10,15 @@ import click
 
 from ...protocol.text import plural
 from ...protocol.trust.invite import Invite
-from ..advertised_hosts import doubt_of_loopback
+from ..advertised_hosts import only_loopback
 from ..process.paths import STANDBY, find_control, find_state, locked
 from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
+
+ONLY_HERE = (
+    "note: this invite works only on the master's own machine; for other machines restart the"
+    " master with --advertise HOST and make a new invite"
+)
 
 
 @click.command()
@@ -83,8 +88,8 @@ def invite(
     click.echo(answer["invite"])
     admits = f"invite {answer['id']}: admits {plural(uses, 'machine')} for {hours:g} hours"
     click.echo(admits, err=True)
-    if doubt := doubt_of_loopback(Invite.decode(answer["invite"]).addresses):
-        click.echo(f"note: {doubt}", err=True)
+    if only_loopback(Invite.decode(answer["invite"]).addresses):
+        click.echo(ONLY_HERE, err=True)
 
 
 @click.command()

@@ -125,7 +125,7 @@ def check_state(state: Path, needs: CheckAnswer | None, *, shared: bool) -> Iter
         yield from _check_unused(state)
         yield from _check_permissions(state)
     error = _fault_of_writing(folder)
-    if error is not None and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+    if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
         yield fault(
             "state folder",
             f"nothing can be written in {folder}: {error.strerror}",

@@ -1,4 +1,6 @@
-"""What peers tell each other on the control stream of their link."""
+"""What peers tell each other on the control stream of their link, where all of it may come: see
+``connection_phases``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer tells the master."""
+"""What a peer tells the master. All of it may come once it is a member: ``connection_phases``."""
 
 from __future__ import annotations
 

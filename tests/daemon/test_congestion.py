@@ -90,7 +90,7 @@ def test_a_module_that_is_not_loaded_is_to_be_loaded_now_and_after_a_reboot() ->
     assert "carried 948 of 1000 Mbit/s with bbr, 60 with cubic" in report.text
     assert report.fix == (
         "as root: `modprobe tcp_bbr`, for after a reboot "
-        "`echo tcp_bbr > /etc/modules-load.d/holdfast.conf`"
+        "`echo tcp_bbr > /etc/modules-load.d/holdfast.conf` (unless this kernel lacks that module)"
     )
 
 

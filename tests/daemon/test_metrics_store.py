@@ -185,8 +185,8 @@ def test_a_file_that_is_none_is_set_aside(tmp_path: Path) -> None:
     kept.history.write([point(1e9, 1.0)])
     assert column(kept.history, "loss") == [1.0]
     (warning,) = kept.warnings
-    assert f"now {tmp_path / HISTORY_FILE}.damaged" in warning
-    assert (tmp_path / f"{HISTORY_FILE}.damaged").read_bytes().startswith(b"no database")
+    assert f"now {tmp_path / HISTORY_FILE}.damaged-1" in warning
+    assert (tmp_path / f"{HISTORY_FILE}.damaged-1").read_bytes().startswith(b"no database")
 
 
 @pytest.mark.fault("the history is damaged")

@@ -128,7 +128,7 @@ def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None
         assert invite.addresses == (Address("127.0.0.1", 29700),)
         done = run_command("invite", state=tmp_path / "state", before=here)
         assert Invite.decode(done.stdout.strip()).addresses == invite.addresses
-        assert "names only this machine" in done.stderr
+        assert "works only on the master's own machine" in done.stderr
     with two_hosts() as (_home, away):
         command = ["join", invite.encode(), "--state", str(tmp_path / "peer"), "--patience", "600"]
         with (tmp_path / "peer.log").open("wb") as out:

@@ -22,6 +22,19 @@ def test_members_may_send_every_message_that_the_master_handles() -> None:
     }
 
 
+def test_peers_may_send_each_other_what_links_take() -> None:
+    taken: set[type[messages.Message]] = {
+        messages.Heartbeat,
+        messages.LanesReceived,
+        messages.LanesWanted,
+        messages.IndexRequest,
+        messages.Index,
+        messages.BlocksRequest,
+        messages.BlocksRefused,
+    }
+    assert set(connection_phases.LINK.types or ()) == taken
+
+
 def test_frames_are_short_before_the_sender_is_identified() -> None:
     for phase in (
         connection_phases.NEWCOMER,

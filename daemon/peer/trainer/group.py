@@ -67,9 +67,9 @@ class Rank:
         try:
             self.queue.send_nowait(message)
         except trio.WouldBlock:
-            log.warning(
-                "rank %d does not take its messages: disconnecting it", self.hello.part.rank
-            )
+            part = self.hello.part
+            who = f"rank {part.rank}" if part.world_size > 1 else "the trainer"
+            log.warning("%s does not take its messages: disconnecting it", who)
             self.slow = True
             self.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
