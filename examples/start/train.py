@@ -73,7 +73,7 @@ def main() -> None:
     def validate() -> float:
         """Return the loss on the text held back, which no machine trains on."""
         windows = windows_at(held_out, torch.arange(0, HELD_OUT - CONTEXT, CONTEXT, device=device))
-        return loss_of(model(windows[:, :-1]), windows[:, -1]).item()
+        return float(loss_of(model(windows[:, :-1]), windows[:, -1]))
 
     while not run.finished:
         starts = torch.randint(len(trained) - CONTEXT, (BATCH,), generator=random).to(device)
