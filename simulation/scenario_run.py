@@ -26,6 +26,7 @@ from ..membership.master.leases import Leases
 from ..membership.master.rounds.round import Round
 from ..membership.master.rounds.round_table import RoundTable
 from ..membership.master.status.status import describe
+from ..membership.master.sync.catch_up import HEADROOM
 from ..membership.shared.event_kind import EventKind
 from .drifting_trainer import small_layout
 from .faults import carry_out
@@ -263,6 +264,20 @@ class _ScenarioRun:
         here = sum(swarm.peers[name].service.replica.trainer.contributing for name in staying)
         return here >= (min(able, self.scenario.places) if self.scenario.places else able)
 
+    def _are_outrun(self) -> bool:
+        """Return whether results take more than half of a line, and all members that are not in
+        sync were told so: see ``catch_up``.
+        """
+        swarm = self.swarm
+        done = [round_ for round_ in self._tracker.past if round_.contents is not None]
+        size_of = swarm.coordinator.state_sync.catch_up.result_bytes
+        seconds = trio.current_time() - min(round_.ended_s for round_ in done)
+        needed_bytes_per_s = sum(size_of(round_.fragment) for round_ in done) / seconds
+        behind = [swarm.peers[name] for name in self._staying() if not swarm.in_sync(name)]
+        return HEADROOM * needed_bytes_per_s > self.scenario.bytes_per_s and all(
+            any("cannot keep up" in text for text in sim.service.report.notices) for sim in behind
+        )
+
     def _may_be_late(self, name: str) -> bool:
         """Return whether a peer may be late so often that it is left out: only the slow one."""
         return self.scenario.slowness > 1.0 and name == self.scenario.names[0]
@@ -379,9 +394,10 @@ class _ScenarioRun:
         try:
             await swarm.when(self._whole, within_s=QUIET_S)
         except trio.TooSlowError:
-            if not swarm.newest_gone:
+            if swarm.newest_gone:
+                await swarm.when(self._whole, within_s=swarm.spec.membership.rewind_s)
+            elif not self._are_outrun():  # else they come in sync when the run rests
                 raise
-            await swarm.when(self._whole, within_s=swarm.spec.membership.rewind_s)
         await swarm.commit(within_s=QUIET_S)
         await self._spend_leases()
         staying = self._staying()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from holdfast.membership.master.sync import donor_choice
-from holdfast.protocol.messages import Measured, Synced, SyncFragment
+from holdfast.membership.master.sync.catch_up import RETRY_DEADLINES
+from holdfast.protocol.messages import Measured, Progress, Synced, SyncFragment
 from tests.membership.table import Table, head_of, started
 
 PEERS = [f"{letter * 8}{0:024x}" for letter in "abcdef"]
@@ -63,3 +64,19 @@ def test_a_crowd_of_receivers_is_spread_over_a_crowd_of_donors() -> None:
         given.update(donors)
     assert len(given) > 0.8 * len(crowd)
     assert max(given.values()) <= 3 * donor_choice.DONORS_MAX
+
+
+def test_copies_of_several_fragments_that_fall_behind_are_one_try() -> None:
+    """Else a member of a run with eight fragments waits for an hour after its first try."""
+    table = started(A, B, fragments=2)
+    table.join(LATE)
+    table.say(LATE, Progress(0, 0, 0.0, None, "copying", 0, 0, 0, {}))
+    catch_up, member = table.master.state_sync.catch_up, table.master.context.roster.get(LATE)
+    assert member is not None
+    fetches = [copy.fetch for copy in member.copies if copy.fetch is not None]
+    assert len(fetches) == 2
+    for fetch in fetches:
+        fetch.began_s, fetch.needed_bytes = table.now_s - 10.0, 10**6
+        assert "the run's commits need 100 kB/s" in catch_up.give_up(member, fetch)
+    first_s = RETRY_DEADLINES * table.master.context.spec.membership.deadline_s
+    assert catch_up.next_deadline_s() == table.master.context.now_s + first_s

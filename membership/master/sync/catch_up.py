@@ -125,6 +125,8 @@ class CatchUp:
           Why the member must wait, or "" if the copy may start again at once.
         """
         behind = self._behind.setdefault(member.peer, CatchUpDelay())
+        if behind.waiting:  # the copy of another fragment has failed: it is the same try
+            return behind.text
         behind.restarts += 1
         behind.outrun = fetch
         carried, needed = self._rates(member, fetch)
