@@ -76,7 +76,7 @@ def test_copies_of_several_fragments_that_fall_behind_are_one_try() -> None:
     fetches = [copy.fetch for copy in member.copies if copy.fetch is not None]
     assert len(fetches) == 2
     for fetch in fetches:
-        fetch.began_s, fetch.needed_bytes = table.now_s - 10.0, 10**6
-        assert "the run's commits need 100 kB/s" in catch_up.give_up(member, fetch)
+        fetch.began_s, fetch.needed_bytes = table.now_s - 10.0, 500_000
+        assert "the run's commits need 50.0 kB/s" in catch_up.give_up(member, fetch)
     first_s = RETRY_DEADLINES * table.master.context.spec.membership.deadline_s
     assert catch_up.next_deadline_s() == table.master.context.now_s + first_s

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_215, "tests": 57_205, "benchmarks": 6_505}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 56_755, 33_095
+LINES = {"simulation": 5_230, "tests": 57_220, "benchmarks": 6_505}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 56_755, 33_100
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
