@@ -269,9 +269,11 @@ class _ScenarioRun:
         sync were told so: see ``catch_up``.
         """
         swarm = self.swarm
+        if swarm.master is None or not self._tracker.past:
+            return False
         done = [round_ for round_ in self._tracker.past if round_.contents is not None]
         size_of = swarm.coordinator.state_sync.catch_up.result_bytes
-        seconds = trio.current_time() - min(round_.ended_s for round_ in done)
+        seconds = trio.current_time() - self._tracker.past[0].ended_s
         needed_bytes_per_s = sum(size_of(round_.fragment) for round_ in done) / seconds
         behind = [swarm.peers[name] for name in self._staying() if not swarm.in_sync(name)]
         return HEADROOM * needed_bytes_per_s > self.scenario.bytes_per_s and all(
