@@ -60,23 +60,24 @@ class Sampler:
         return stepped_s / (stepped_s + waited_s) if stepped_s + waited_s else None
 
 
-def newest_means(reports: Sequence[Progress], steps: int, latest: int) -> dict[str, float]:
-    """Return the mean of each figure over the members that logged it at most so many steps before
-    it was logged last: what one has logged since replaces what all logged at the start.
-
-    Args:
-      latest: a step; figures beyond it do not count.
+def newest_means(reports: Sequence[Progress], steps: int) -> dict[str, float]:
+    """Return the mean of each figure over the members that logged it lately: of which age in steps
+    exceeds the least of all by so many at most. What one has logged since replaces what all logged
+    at the start. A member's age counts from its own step, since reports come at different times; a
+    figure beyond that is of before a rewind, or a lie.
     """
-    newest: dict[str, int] = {}
-    for report in reports:
-        for name, figure in report.metrics.items():
-            if figure.step <= latest:
-                newest[name] = max(newest.get(name, 0), figure.step)
+    ages = [
+        {name: report.step - figure.step for name, figure in report.metrics.items()}
+        for report in reports
+    ]
+    least: dict[str, int] = {}
+    for name, age in (item for each in ages for item in each.items() if item[1] >= 0):
+        least[name] = min(least.get(name, age), age)
     return mean_figures(
         {
             name: figure.value
             for name, figure in report.metrics.items()
-            if name in newest and newest[name] - steps <= figure.step <= latest
+            if 0 <= age[name] <= least[name] + steps
         }
-        for report in reports
+        for report, age in zip(reports, ages, strict=True)
     )

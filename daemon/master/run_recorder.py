@@ -54,7 +54,6 @@ POINT_S = 2.0  # between two points of the curve
 FLAT_POINTS = 8
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
 FIGURE_MEMBERS_MAX = 64  # whose figures of run.log one sample stores; the means are of all
-AHEAD_ROUNDS = 2  # of the run's step; figures beyond are of before a rewind, or a lie
 WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
@@ -328,10 +327,9 @@ class RunRecorder:
         if reporting:  # of a figure that contributors log, theirs is the mean
             self.figures = {}
             steps = self._context.spec.diloco.sync_every
-            latest = self._context.history.step + AHEAD_ROUNDS * steps
             for trains in (False, True):
                 reports = [r for member, r in reporting if (member.peer in training) == trains]
-                self.figures |= newest_means(reports, steps, latest)
+                self.figures |= newest_means(reports, steps)
         fresh = {name for row in rows for name in row.figures}
         means = {name: mean for name, mean in self.figures.items() if name in fresh}
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]

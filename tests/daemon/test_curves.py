@@ -188,9 +188,9 @@ def test_utilisation_is_of_the_last_seconds() -> None:
     assert utilisation(3 * UTILISATION_S, 8, 1.0, 0.0) == 1.0, "another process counts anew"
 
 
-def logged(**figures: tuple[float, int]) -> Progress:
+def logged(step: int = 9, **figures: tuple[float, int]) -> Progress:
     metrics = {name: LoggedFigure(*each) for name, each in figures.items()}
-    return Progress(9, 2, 3.0, 0.5, "training", 4, 5, 6, metrics)
+    return Progress(step, 2, 3.0, 0.5, "training", 4, 5, 6, metrics)
 
 
 def test_a_figure_is_in_the_point_after_it_was_logged_only() -> None:
@@ -208,10 +208,11 @@ def test_a_figure_is_in_the_point_after_it_was_logged_only() -> None:
 
 
 def test_a_mean_is_of_what_was_logged_last() -> None:
-    reports = [logged(a=(6.0, 0), b=(1.0, 90)), logged(a=(4.0, 0), b=(3.0, 95)), logged()]
-    assert newest_means(reports, 10, 100) == {"a": 5.0, "b": 2.0}
-    reports[0] = logged(a=(2.0, 100), b=(1.0, 90))
-    assert newest_means(reports, 10, 100) == {"a": 2.0, "b": 2.0}, "nobody has logged it since"
-    assert newest_means(reports, 4, 100)["b"] == 3.0
-    assert newest_means(reports, 10, 99) == {"a": 4.0, "b": 2.0}, "of before a rewind, or a lie"
-    assert newest_means(reports, 10, -1) == {}
+    reports = [logged(90, a=(6.0, 0), b=(1.0, 90)), logged(95, a=(4.0, 0), b=(3.0, 94)), logged()]
+    assert newest_means(reports, 10) == {"a": 5.0, "b": 2.0}
+    reports[0] = logged(110, a=(2.0, 100), b=(1.0, 110))
+    assert newest_means(reports, 10) == {"a": 2.0, "b": 2.0}, "nobody else has logged a since"
+    reports[1] = logged(500, a=(4.0, 499), b=(3.0, 494))
+    assert newest_means(reports, 10) == {"a": 3.0, "b": 2.0}, "its report came later, no more"
+    reports[1] = logged(95, a=(4.0, 2**62), b=(3.0, 96))
+    assert newest_means(reports, 10) == {"a": 2.0, "b": 1.0}, "of before a rewind, or a lie"
