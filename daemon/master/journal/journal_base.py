@@ -299,24 +299,16 @@ class Journal(ABC):
         token = generate_token()
         made_s = self._now()
         row = Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
+        query = (
+            "insert into tokens (hash, role, founder, uses_left, expires_s, made_s, by_hand)"
+            " values (?, ?, ?, ?, ?, ?, ?)"
+        )
+        key, expires_s = _hash(token), row.expires_s
+        values = (key, role.value, int(founder), uses, expires_s, made_s, int(by_hand))
         with self._writing:
-            self._write(
-                (
-                    "insert into tokens (hash, role, founder, uses_left, expires_s, made_s,"
-                    " by_hand) values (?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        _hash(token),
-                        role.value,
-                        int(founder),
-                        uses,
-                        row.expires_s,
-                        made_s,
-                        int(by_hand),
-                    ),
-                )
-            )
-            self._tokens[_hash(token)] = row
-        return token, row.expires_s
+            self._write((query, values))
+            self._tokens[key] = row
+        return token, expires_s
 
     def redeem(self, token: str, peer: str, name: str) -> None:
         """Use a token once and admit a peer with its grant; raises TokenError if it is no good.
