@@ -264,7 +264,8 @@ class MetricsStore:
 
         ``text`` is looked for in their text or their peer's name, in any case.
         """
-        where, wanted = ["id < ?"], list[Any]([ANY if before is None else before])
+        where = ["id < ?"]
+        wanted: list[Any] = [ANY if before is None else before]
         if kinds:
             where.append(f"kind in ({', '.join('?' * len(kinds))})")
             wanted += kinds

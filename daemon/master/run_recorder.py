@@ -325,11 +325,10 @@ class RunRecorder:
         if self._waits:
             rows = [attrs.evolve(row, **NO_STEPS) for row in rows]
         if reporting:  # of a figure that contributors log, theirs is the mean
-            self.figures = {}
             steps = self._context.spec.diloco.sync_every
-            for trains in (False, True):
-                reports = [r for member, r in reporting if (member.peer in training) == trains]
-                self.figures |= newest_means(reports, steps)
+            theirs = [each for member, each in reporting if member.peer in training]
+            others = [each for member, each in reporting if member.peer not in training]
+            self.figures = newest_means(others, steps) | newest_means(theirs, steps)
         fresh = {name for row in rows for name in row.figures}
         means = {name: mean for name, mean in self.figures.items() if name in fresh}
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]
