@@ -1,8 +1,8 @@
 """The recorder of a run's metrics, rounds and events. It decides nothing.
 
-    MasterService --events--.                     .--> MetricsStore  the curve, rounds, events
-                             >-- look, every s --+--> EventLog      events as lines of JSON
-    Coordinator --state-----'                     '--> LiveStream    open pages
+    MasterService --events--.                    .--> MetricsStore  the curve, rounds, events
+                             >-- look, every s --+
+    Coordinator --state-----'                    '--> LiveStream    open pages
 
 Once a second it checks whether the run has changed. If so, a thread writes the rounds that have
 ended, the events, and a point of the run's curve and of each member's if one is due. Rounds that
@@ -41,7 +41,6 @@ from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
 from ..sampling import Sampler, newest_means
 from ..status_records import Ending
 from ..web.json_answers import compact
-from .event_log import EVENT_LOG_FILE, EventLog
 from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
@@ -106,7 +105,6 @@ class RunFiles:
     def __init__(self, service: MasterService, state: Path, began_at: float) -> None:
         self.warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         self.history = MetricsStore(state / HISTORY_FILE, self.warnings.append)
-        self._event_log = EventLog(state / EVENT_LOG_FILE, self.warnings.append)
         self.late = PendingRows()  # rows that could not be written
         self._lacks = False  # some rounds may be only in the journal
         self._journal = service.store
@@ -119,7 +117,6 @@ class RunFiles:
 
     def write(self, new: PendingRows) -> None:
         """Write rows, after those that could not be written before. One call at a time."""
-        self._event_log.write(new.events)
         rows = self.late.followed_by(new)
         if not self.history.write(rows.points, rows.rounds, rows.events, rows.members):
             self.late, self._lacks = rows, True
@@ -158,7 +155,6 @@ class RunFiles:
 
     def close(self) -> None:
         self.history.close()
-        self._event_log.close()
 
 
 class RunRecorder:

@@ -241,7 +241,7 @@ def test_without_a_writable_file_the_history_is_in_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.fault(
-    "history and log cannot be written",
+    "history cannot be written",
     "their errors",
     "said once; the run goes on, what waits is written later, and what waited for too long comes"
     " from the journal",

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_
 from holdfast.daemon.cli.doctor_command import show_findings
 from holdfast.daemon.cli.options import tell
 from holdfast.daemon.doctor.findings import fault
-from holdfast.daemon.master.event_log import line_of
-from holdfast.daemon.metrics_store import PastEvent
 from holdfast.daemon.process import logs, paths
 from holdfast.daemon.process.paths import DaemonAddress
 from holdfast.daemon.status_records import PendingRow
@@ -216,9 +213,6 @@ def test_no_untrusted_text_begins_a_line_of_a_log(form: str, text: str) -> None:
     assert len(plain_lines(line)) == 1
     traced = formatter.format(logging.LogRecord("x", logging.ERROR, "", 1, "broke", (), found))
     plain_lines(traced)
-    event = line_of(PastEvent(1, 1.0, "join", A, text, f"{text} joined"))
-    assert len(plain_lines(event)) == 1
-    json.loads(event)
 
 
 def test_events_of_the_master_are_plain_whatever_they_quote() -> None:
