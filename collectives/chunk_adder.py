@@ -131,6 +131,7 @@ class ChunkAdder:
                 norms.take,
                 context.factors,
             )
+            norms.take_result(result.scratch(index))
             with self._lock:
                 self._norms.add(norms)
         result.made(index, length, [each.peer in arrived for each in contributors])

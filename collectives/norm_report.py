@@ -1,4 +1,4 @@
-"""Norms of contributions, and their direction along the outer momentum, measured while adding.
+"""Norms of contributions, and directions along the outer momentum, measured while adding.
 
 Before a round each member announces the norm of its update, which the master checks and clips by.
 The peers that add chunks up have the values themselves: they report these sums, and the master adds
@@ -16,6 +16,7 @@ from .arithmetic import Values, product
 SAMPLE_VALUES = 2**14  # values of each chunk that are compared with the outer momentum; enough
 LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it
 NOTHING: Values = np.empty(0, np.float32)
+RESULT = ""  # in place of a contributor: what its chunks became
 
 
 class NormSums:
@@ -42,6 +43,11 @@ class NormSums:
             along += product(within, sample)
         self._sums[peer] = square + found, sampled, along
 
+    def take_result(self, values: Values) -> None:
+        """Take a chunk's result, shape ``(n,)``; only the sample counts."""
+        with np.errstate(over="ignore"):
+            self.take(RESULT, 0, values[: self._momentum.size])
+
     def add(self, other: NormSums) -> None:
         """Add the sums of another chunk."""
         self._momentum_square += other._momentum_square
@@ -58,7 +64,7 @@ class NormSums:
         """Return the sums as ``Reduced`` has them; empty if nothing was added here."""
         if not self._sums:
             return b""
-        sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]
+        sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in (*peers, RESULT)]
         reported = np.array(sums, np.float64)
         np.nan_to_num(reported, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
         return reported.clip(-LARGEST, LARGEST).astype("<f4").tobytes()

@@ -47,7 +47,7 @@ create table if not exists points (
     id integer primary key, series integer not null, level integer not null, at real not null,
     step integer, rounds integer, loss real, loss_min real, loss_max real, tokens_per_s real,
     utilisation real, members integer, sent_bytes integer, saved_bytes integer,
-    received_bytes integer, figures text);
+    received_bytes integer, outer_cosine real, outer_gain real, figures text);
 create index if not exists points_by_level on points (series, level, id);
 create index if not exists points_by_time on points (series, at);
 """
@@ -68,6 +68,8 @@ class Point:
     members: int | None = None
     sent_bytes: int | None = None
     saved_bytes: int | None = None
+    outer_cosine: float | None = None
+    outer_gain: float | None = None
     figures: Mapping[str, float] = attrs.Factory(dict)  # means of those of ``run.log``
 
 
@@ -117,6 +119,8 @@ MERGED_BY = {
     "sent_bytes": "max(sent_bytes)",
     "saved_bytes": "max(saved_bytes)",
     "received_bytes": "max(received_bytes)",
+    "outer_cosine": "avg(outer_cosine)",
+    "outer_gain": "avg(outer_gain)",
     "figures": "mean_figures(figures)",
 }
 STORED = ", ".join(MERGED_BY)

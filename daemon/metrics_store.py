@@ -29,7 +29,7 @@ log = logging.getLogger("holdfast.master")
 T = TypeVar("T")
 
 HISTORY_FILE = "history.db"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 ROUNDS_MAX = 10_000
 ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000

@@ -199,8 +199,8 @@ class HostilePeer:
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.norm_sums or bytes(m.NORM_SUMS_BYTES * len(peers))
-            sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
+            found = message.norm_sums or bytes(m.NORM_SUMS_BYTES * (len(peers) + 1))
+            sums = list(struct.unpack(f"<{3 * len(peers) + 3}f", found))
             if quarry in peers:
                 sums[3 * peers.index(quarry)] = square
             norm_sums = struct.pack(f"<{len(sums)}f", *sums)

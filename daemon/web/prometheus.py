@@ -84,6 +84,16 @@ RUN: tuple[Figure[MasterStatus], ...] = (
         lambda s: s.headline.epoch_share,
     ),
     (
+        "outer_gain",
+        "How far an outer step goes along its gradient, in outer rates.",
+        lambda s: s.headline.outer_gain,
+    ),
+    (
+        "outer_cosine",
+        "Cosine between the mean gradient and the outer momentum.",
+        lambda s: s.headline.outer_cosine,
+    ),
+    (
         "round_open_seconds",
         "Seconds in which the last round was open.",
         lambda s: _last(s, lambda last: last.open_s),

@@ -74,6 +74,14 @@ class Headline:
         about("The first epoch of leased data that is not complete; null: no data is leased."),
     ] = None
     epoch_share: Annotated[float | None, about("Share of it that is in committed rounds.")] = None
+    outer_cosine: Annotated[
+        float | None,
+        about("Cosine between a round's mean gradient and the outer momentum; median of the last."),
+    ] = None
+    outer_gain: Annotated[
+        float | None,
+        about("How far an outer step goes along its gradient, in outer rates; median likewise."),
+    ] = None
 
 
 @frozen(kw_only=True)

@@ -6,13 +6,13 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 9  # the oldest protocol version that is accepted; 9 tells when a figure was logged
-VERSION_MAX = 9  # the newest protocol version
+VERSION_MIN = 10  # the oldest protocol version that is accepted; 10 measures results, too
+VERSION_MAX = 10  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
-NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
+NORM_SUMS_BYTES = 12  # three float32 for each contributor and the result in ``Reduced.norm_sums``
 MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones

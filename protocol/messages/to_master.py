@@ -300,8 +300,8 @@ class Reduced(Message):
     it.
     ``norm_sums``: three sums for each contributor, in the order of ``Reduce``, over its unclipped
     values in the chunks that this peer added up: the squares; over a sample of the values, the
-    squares, and the products with the outer momentum. Little-endian float32; empty: this peer added
-    up nothing.
+    squares, and the products with the outer momentum. Then the same of the result, all over the
+    sample. Little-endian float32; empty: this peer added up nothing.
     ``momentum_square``: the sum of squares of the outer momentum over that sample.
     """
 
@@ -309,7 +309,7 @@ class Reduced(Message):
     attempt: int = field(validator=fields.count)
     digest: bytes = field(validator=fields.digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=fields.manifest)
-    norm_sums: bytes = field(default=b"", validator=max_len(NORM_SUMS_BYTES * MEMBERS_MAX))
+    norm_sums: bytes = field(default=b"", validator=max_len(NORM_SUMS_BYTES * (MEMBERS_MAX + 1)))
     momentum_square: float = field(default=0.0, validator=fields.finite)
 
 

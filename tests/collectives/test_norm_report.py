@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import trio
 
-from holdfast.collectives.arithmetic import PIECE_VALUES, all_finite, product
+from holdfast.collectives.arithmetic import PIECE_VALUES, Values, all_finite, product
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
-from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
+from holdfast.diloco.outer import outer_step
+from holdfast.membership.master.rounds.norms import NormsFound, Report, found_in, makes_sense
+from holdfast.membership.master.rounds.outer_momentum import outer_motion
+from holdfast.membership.spec.spec import DilocoTable
 from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at
@@ -20,22 +23,20 @@ from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_
 SIZE = FragmentSize(3_000, 2_500, 1)
 
 
-async def norm_sums(
-    swarm: Swarm, order: Reduce, size: FragmentSize = SIZE
-) -> dict[str, NormsFound]:
-    """Add up all nodes' reports; the outer momentum is 1 everywhere."""
-    momentum = np.ones(size.momentum_count, np.float32)
-    reports = []
+async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[list[Report], Values]:
+    """Reduce; return what the nodes report, and the result."""
+    reports, results = [], []
 
     async def reduce(node: Node) -> None:
-        result = await reduction_at(node, order, size, momentum=momentum).run()
+        result = await reduction_at(node, order, SIZE, momentum=momentum).run()
         reports.append((result.norm_sums, result.momentum_square))
+        results.append(result.values)
 
     for node in swarm.nodes:
         swarm.nursery.start_soon(reduce, node)
     while len(reports) < len(swarm.nodes):
         await trio.sleep(0.01)
-    return found_in(reports, [contributor.peer for contributor in order.contributors])
+    return reports, results[0]
 
 
 def check(swarm: Swarm, found: dict[str, NormsFound], rel: float) -> None:
@@ -61,7 +62,42 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
         order = swarm.order(
             SIZE, everyone, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
         )
-        check(swarm, await norm_sums(swarm, order), rel)
+        momentum = np.ones(SIZE.momentum_count, np.float32)
+        reports, _mean = await reports_of(swarm, order, momentum)
+        found = found_in(reports, [contributor.peer for contributor in order.contributors])
+        check(swarm, found, rel)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("rule", ["mean", "clipped"])
+async def test_the_gain_is_how_far_the_outer_step_goes_along_the_mean_gradient(
+    nesterov: bool, rule: str
+) -> None:
+    diloco = DilocoTable(outer_momentum=0.8, nesterov=nesterov)
+    async with a_swarm(4, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
+        give_input(swarm.nodes, SIZE, 1)
+        everyone = [(node, 64, 1.0) for node in swarm.nodes]
+        order = swarm.order(SIZE, everyone, chunk_elements=300, combine=rule)
+        momentum = np.linspace(-2.0, 1.0, SIZE.momentum_count, dtype=np.float32)
+        reports, mean = await reports_of(swarm, order, momentum)
+    gradient = mean[: SIZE.momentum_count].astype(np.float64)
+    cosine = gradient @ momentum / np.linalg.norm(gradient) / np.linalg.norm(momentum)
+    weights = np.zeros(SIZE.value_count, np.float32)
+    outer_step(weights, momentum, mean, 0.5, 0.8, nesterov)
+    gain = -(weights[: SIZE.momentum_count] @ gradient) / (gradient @ gradient) / 0.5
+    motion = outer_motion(reports, 4, diloco)
+    assert motion is not None
+    assert motion.cosine == pytest.approx(cosine, abs=1e-5)
+    assert motion.gain == pytest.approx(gain, rel=1e-4)
+
+
+async def test_without_an_outer_momentum_there_is_no_gain() -> None:
+    async with a_swarm(2, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
+        give_input(swarm.nodes, SIZE, 1)
+        order = swarm.order(SIZE, [(node, 64, 1.0) for node in swarm.nodes], chunk_elements=300)
+        reports, _mean = await reports_of(swarm, order, np.zeros(SIZE.momentum_count, np.float32))
+    assert any(sums for sums, _square in reports)
+    assert outer_motion(reports, 2, DilocoTable()) is None
 
 
 def test_long_chunks_are_compared_by_their_beginning() -> None:
@@ -70,10 +106,10 @@ def test_long_chunks_are_compared_by_their_beginning() -> None:
     sums = NormSums(momentum)
     for start in range(0, count, 50_000):
         sums.take("a" * 32, start, values[start : start + 50_000])
-    assert struct.unpack("<3f", sums.norm_sums(["a" * 32])) == (
-        count,
-        SAMPLE_VALUES,
-        2 * SAMPLE_VALUES,
+    sums.take_result(3 * values)
+    assert struct.unpack("<6f", sums.norm_sums(["a" * 32])) == (
+        *(count, SAMPLE_VALUES, 2 * SAMPLE_VALUES),
+        *(9 * SAMPLE_VALUES, 9 * SAMPLE_VALUES, 6 * SAMPLE_VALUES),
     )
     assert sums.momentum_square == 4 * SAMPLE_VALUES
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 
 import pytest
 from attrs import evolve
 
+from holdfast.membership.master.rounds.outer_momentum import ROUNDS_SEEN
 from holdfast.membership.master.rounds.round_table import BAD_MAX
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
@@ -355,13 +357,21 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
     assert not warnings()
 
 
+def sums_of(
+    contributors: Iterable[tuple[float, float, float]],
+    result: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> bytes:
+    """``Reduced.norm_sums``."""
+    return b"".join(struct.pack("<3f", *each) for each in (*contributors, result))
+
+
 def norm_sums(table: Table, order: m.Reduce, norms: dict[str, float]) -> None:
     """Everybody owns as much as the others and has found its part of these norms."""
     owners_of(table, *[contributor.peer for contributor in order.contributors])
     peers = [contributor.peer for contributor in order.contributors]
     for peer in peers:
         squares = [norms[p] ** 2 / len(peers) for p in peers]
-        found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
+        found = sums_of((square, square, 0.0) for square in squares)
         table.say(peer, m.Reduced(order.round, order.attempt, DIGEST, (), found, 1 / len(peers)))
 
 
@@ -401,7 +411,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [bytes(12), bytes(35), struct.pack("<9f", *[0.0] * 8, math.nan), b"\xff" * 36]
+    "found", [bytes(12), bytes(47), struct.pack("<12f", *[0.0] * 11, math.nan), b"\xff" * 48]
 )
 def test_who_finds_what_cannot_be_is_removed(found: bytes) -> None:
     table, order = reducing(A, B, C)
@@ -415,7 +425,7 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
         table.forget()
         order = table.reduce(A, B, C)
         for peer, share in ((A, 1.0), (B, 0.0), (C, 0.0)):  # A owns everything
-            found = b"".join(struct.pack("<3f", 1.0, 1.0, along) for along in (0.6, 0.5, -0.4))
+            found = sums_of((1.0, 1.0, along) for along in (0.6, 0.5, -0.4))
             table.say(peer, m.Reduced(order.round, 1, DIGEST, (), found if share else b"", share))
         assert len(table.hear(A, m.Commit).contributors) == 3
         said = "points against the outer momentum (cosine -0.40, median 0.50)"
@@ -423,6 +433,27 @@ def test_which_way_an_update_points_is_shown_and_decides_nothing() -> None:
         table.applied(order, A, B, C)
     rows = table.status()["members"]
     assert [row["direction"] for row in rows] == pytest.approx([0.6, 0.5, -0.4])
+
+
+def test_steps_that_overshoot_are_told_once_ten_rounds_say_so() -> None:
+    table = started(A, B, C)  # an outer momentum of 0.9, with Nesterov
+    for number in range(ROUNDS_SEEN):
+        assert table.status()["headline"]["outer_gain"] is None, f"after {number} rounds"
+        assert not table.status()["warnings"]
+        order = table.reduce(A, B, C)
+        along = 7.0 if number < 4 else -0.4  # the median is of the last six
+        # Two own all; each reports its part of <D, D> = 2 and <b, b> = 8.
+        for peer, share in ((A, 0.75), (B, 0.25), (C, 0.0)):
+            result = (2.0 * share, 2.0 * share, along * share)
+            sums = sums_of([(1.0, 1.0, 0.0)] * 3, result) if share else b""
+            table.say(peer, m.Reduced(order.round, 1, DIGEST, (), sums, 8.0 * share))
+        table.applied(order, A, B, C)
+    found = table.status()
+    assert found["headline"]["outer_cosine"] == pytest.approx(-0.4 / 4)
+    assert found["headline"]["outer_gain"] == pytest.approx(1 + 0.9 - 0.81 * 0.4 / 2)
+    (warning,) = found["warnings"]
+    assert warning.startswith("the outer steps overshoot")
+    assert "(cosine -0.10)" in warning
 
 
 def test_what_all_owners_found_together_but_for_one_is_needed_for_a_refusal() -> None:
@@ -437,7 +468,7 @@ def found_by(table: Table, order: m.Reduce, owner: str, norms: dict[str, float])
     peers = [contributor.peer for contributor in order.contributors]
     for peer in peers:
         squares = [(norms[p] if peer == owner else 0.4) ** 2 for p in peers]
-        found = b"".join(struct.pack("<3f", square, square, 0.0) for square in squares)
+        found = sums_of((square, square, 0.0) for square in squares)
         table.say(peer, m.Reduced(order.round, order.attempt, DIGEST, (), found, 0.25))
 
 

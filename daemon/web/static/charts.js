@@ -223,6 +223,7 @@ export class Chart {
           x: { time: !bySteps },
           y: this.#log ? { distr: 3 } : { range: (_plot, low, high) => this.#range(UPlot, low, high) },
           part: { range: () => [0, 1] },
+          cosine: { range: () => [-1, 1] },
         },
         series,
         bands,

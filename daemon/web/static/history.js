@@ -87,6 +87,7 @@ export class History {
     this.zoom = (from, to) => this.#zoom(from, to);
     this.loss = new Chart(byId("loss-chart"), { zoom: this.zoom, tools: byId("loss-tools"), label: "Loss of each member and of the run. Drag to zoom." });
     this.speed = new Chart(byId("speed-chart"), { zoom: this.zoom, fromZero: true, label: "Tokens per second and utilisation of the run. Drag to zoom." });
+    this.outer = new Chart(byId("outer-chart"), { zoom: this.zoom, label: "How far outer steps go along their gradients, and the cosine of gradient and momentum. Drag to zoom." });
     this.select = element(
       "select",
       { "aria-label": "Time range of the charts" },
@@ -212,6 +213,16 @@ export class History {
         : [
             { label: "Tokens/s", at, step, value: columns.tokens_per_s.map((each) => each || null), format: format.large, tick: format.large, colour: "accent" },
             { label: "Utilisation", at, step, value: columns.utilisation, format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
+          ],
+    );
+    const known = columns.outer_gain.some((value) => value !== null);
+    byId("outer").hidden = !known;
+    this.outer.show(
+      !known
+        ? []
+        : [
+            { label: "Step, in outer rates along its gradient", at, step, value: columns.outer_gain, format: format.figure, tick: format.figure, colour: "accent" },
+            { label: "Cosine of gradient and momentum", at, step, value: columns.outer_cosine, format: format.figure, tick: format.figure, colour: "second", scale: "cosine", dash: [5, 4] },
           ],
     );
     for (const { lines, chart, note } of this.#figures.values()) {

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ...shared.event_kind import EventKind
 from ..state.context import Context
 from .norms import NormsFound, UnderstatedNorm, against_the_others, found_in, understated
+from .outer_momentum import outer_motion
 from .round import Round
 
 
@@ -36,6 +37,8 @@ class ContributionChecks:
             liars = []
         if not liars:
             self._note_directions(round_, found_in(reports.values(), attempt.peers()))
+            diloco = self.context.spec.diloco
+            round_.motion = outer_motion(reports.values(), len(attempt.peers()), diloco)
         return liars
 
     def _note_directions(self, round_: Round, found: Mapping[str, NormsFound]) -> None:

@@ -29,6 +29,7 @@ NORM_SLACK_COARSE = 2.0  # with 4 bits or fewer: the worst case of a whole block
 # Unrelated vectors of a fragment's length have about 0.01.
 ALONG_MIN = 0.1
 
+Sums = tuple[float, float, float]  # squares; of a sample, squares and products with the momentum
 Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``, see ``Reduced``
 
 
@@ -45,30 +46,41 @@ def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
     """Return whether ``norm_sums`` can be a report about this number of contributors."""
     if not norm_sums:
         return True
-    if len(norm_sums) != NORM_SUMS_BYTES * contributor_count:
+    if len(norm_sums) != NORM_SUMS_BYTES * (contributor_count + 1):
         return False
     sums = _numbers(norm_sums)
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0
 
 
-def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, NormsFound]:
-    """Return norms by contributor; empty if no report has any. ``peers`` are the order's."""
-    momentum_square, sums = 0.0, [0.0] * (3 * len(peers))
+def added_up(reports: Iterable[Report], contributor_count: int) -> tuple[list[Sums], float]:
+    """Return the sums of all reports: of each contributor, then of the result; and the momentum's.
+
+    Returns:
+      No sums if no report has any.
+    """
+    momentum_square, total = 0.0, [0.0] * (3 * contributor_count + 3)
     some = False
     for norm_sums, square in reports:
         if norm_sums:
             some = True
             momentum_square += square
-            sums = list(map(operator.add, sums, _numbers(norm_sums)))
-    if not some:
-        return {}
-    found = {}
-    for place, peer in enumerate(peers):
-        square, sampled, along = sums[3 * place : 3 * place + 3]
-        length = math.sqrt(sampled) * math.sqrt(momentum_square)
-        cosine = max(-1.0, min(1.0, along / length)) if length > 0.0 else None
-        found[peer] = NormsFound(math.sqrt(square), cosine)
-    return found
+            total = list(map(operator.add, total, _numbers(norm_sums)))
+    return (list(zip(*[iter(total)] * 3, strict=True)) if some else []), momentum_square
+
+
+def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, NormsFound]:
+    """Return norms by contributor; empty if no report has any. ``peers`` are the order's."""
+    sums, momentum_square = added_up(reports, len(peers))
+    return {
+        peer: NormsFound(math.sqrt(square), cosine_of(sampled, along, momentum_square))
+        for peer, (square, sampled, along) in zip(peers, sums, strict=False)
+    }
+
+
+def cosine_of(square: float, along: float, momentum_square: float) -> float | None:
+    """Return the cosine with the outer momentum; None if one of the two is zero."""
+    length = math.sqrt(square) * math.sqrt(momentum_square)
+    return max(-1.0, min(1.0, along / length)) if length > 0.0 else None
 
 
 def _numbers(norm_sums: bytes) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ from attrs import Factory, define
 from ....protocol.messages import Ready
 from ...shared.manifest import MeanContents
 from .attempt import Attempt
+from .outer_momentum import OuterMotion
 
 # Multiples of the median norm.
 NORM_CLIP = 3.0  # a longer update is scaled down to this
@@ -136,6 +137,7 @@ class Round:
     distrust: Distrust = Factory(Distrust)
     digest: bytes = b""  # of the committed result
     contents: MeanContents | None = None  # contributors of the committed mean
+    motion: OuterMotion | None = None  # of the committed mean
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
     rerun_count: int = 0  # attempts after the first

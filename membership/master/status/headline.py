@@ -8,6 +8,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from ...shared.run_status import Headline, RunState
+from ..rounds.outer_momentum import OuterMotion, usual_motion
 from ..rounds.round import RoundPhase
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
         for member in contributors
         if member.progress and member.progress.loss is not None
     ]
+    motion = committed_motion(coordinator)
     finite = [(loss, rate) for loss, rate in losses if math.isfinite(loss)]
     return Headline(
         loss=_mean_loss(finite),
@@ -57,7 +59,16 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
         saved_bytes=totals.parallel_bytes - totals.sent_bytes,
         epoch=data.epoch if data.length else None,
         epoch_share=data.spent_in(data.epoch) / data.length if data.length else None,
+        outer_cosine=motion.cosine if motion else None,
+        outer_gain=motion.gain if motion else None,
     )
+
+
+def committed_motion(coordinator: Coordinator) -> OuterMotion | None:
+    """Return what the outer momentum usually does in the last committed rounds."""
+    past = coordinator.scheduler.round_table.past
+    committed = (round_.motion for round_ in past if round_.phase is RoundPhase.COMMITTED)
+    return usual_motion(committed, coordinator.context.history.fragment_count)
 
 
 def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
