@@ -91,11 +91,15 @@ def overtaken_rounds(
 
 
 def committed_rounds(rounds: dict[int, LocalRound], fragment: int) -> list[LocalRound]:
-    """Return the committed rounds of a fragment.
+    """Return the committed rounds of a fragment that are not being applied.
 
     Where there is no base to apply them to they are of no use: the next copy contains them.
     """
-    return [each for each in rounds.values() if each.fragment == fragment and each.commit]
+    return [
+        each
+        for each in rounds.values()
+        if each.fragment == fragment and each.commit and each.phase is not RoundState.APPLYING
+    ]
 
 
 # ---------------------------------------------------------------- fragments
@@ -108,7 +112,7 @@ class LocalFragment:
     Attributes:
       version: None while nothing valid is held.
       committed_version: the newest one that this peer was told of.
-      fetching: the order of the copy that is under way.
+      fetching: the order of the copy that is under way, or waits for a round to be applied.
       synced_due: a copy is installed and ``Synced`` is not sent yet.
       received_bytes, bad_donors: of that copy.
       worth_step: before this step the trainer has too little for another round.
@@ -132,18 +136,23 @@ class LocalFragment:
     def behind(self) -> bool:
         return self.version is None or self.version < self.committed_version
 
-    def fetch(self, order: m.SyncFragment) -> list[PeerEffect]:
-        """Begin a copy, unless the ordered version or a later one is held already."""
+    def fetch(self, order: m.SyncFragment, *, applying: bool = False) -> list[PeerEffect]:
+        """Begin a copy, unless the ordered version or a later one is held already.
+
+        Args:
+          applying: a round is being applied. The copy must not come before it, and waits; see
+            ``RoundCourse.applied``.
+        """
         if order.replaces_newer:  # the run went back
             self.committed_version = 0
         self.committed_version = max(self.committed_version, order.head.version)
-        head = self.head
+        head = None if applying else self.head
         newer = head is not None and head.version > order.head.version
         if head is not None and (head == order.head or (newer and not order.replaces_newer)):
             return [TellMaster(m.Synced(head, 0))]
         effects: list[PeerEffect] = [StopFetch(self.index)] if self.fetching is not None else []
         self.fetching, self.version, self.root = order, None, b""
-        return [*effects, FetchFragment(order)]
+        return effects if applying else [*effects, FetchFragment(order)]
 
     def is_fetching(self, head: m.FragmentHead) -> bool:
         return self.fetching is not None and self.fetching.head == head

@@ -15,7 +15,7 @@ from attrs import Factory, define, field
 from ...protocol import messages as m
 from ..spec.spec import EVERY
 from .lease_book import LeaseBook
-from .local_round import LocalFragment, LocalRound, committed_rounds
+from .local_round import LocalFragment, LocalRound, RoundState, committed_rounds
 from .peer_effects import (
     DiscardState,
     PeerEffect,
@@ -183,7 +183,11 @@ class Replica:
         if index >= len(self.fragments):
             failed = m.SyncFailed(index, message.head.version, (), "no such fragment here")
             return [TellMaster(failed)]
-        return self.fragments[index].fetch(message)
+        applying = any(
+            each.fragment == index and each.phase is RoundState.APPLYING
+            for each in self.rounds.values()
+        )
+        return self.fragments[index].fetch(message, applying=applying)
 
     def stop_copy(self, message: m.Release) -> list[PeerEffect]:
         """Stop a copy that rounds have overtaken, and drop the rounds kept for its replay."""

@@ -251,6 +251,9 @@ class RoundCourse:
         held.version, held.root = head.version, head.root
         effects: list[PeerEffect] = [TellMaster(m.Applied(round_id, head))]
         effects += self._end(ended, committed=True)
+        waiting, held.fetching = held.fetching, None
+        if waiting is not None:  # perhaps of the version that is held now
+            effects += held.fetch(waiting)
         effects += self.advance(head.fragment)
         for other in self.rounds.values():
             if (

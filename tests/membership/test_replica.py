@@ -8,6 +8,7 @@ import pytest
 from holdfast.membership.peer.local_round import OVERTAKEN_MAX
 from holdfast.membership.peer.peer_effects import (
     ApplyRound,
+    FetchFragment,
     PeerEffect,
     ReloadTrainer,
     StoreResult,
@@ -311,6 +312,39 @@ def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
     assert (replica.behind, replica.fetching) == (True, True)
     replica.fetched(head, 0)
     assert (replica.behind, replica.fetching) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("ordered", "back"), [(1, False), (2, False), (0, True), (1, True)], ids=str
+)
+def test_a_copy_that_is_ordered_while_a_round_is_applied_waits_for_it(
+    ordered: int, back: bool
+) -> None:
+    """Else the copy may be there first, and the round has nothing to follow."""
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, EVERY)
+    order = m.SyncFragment(m.FragmentHead(0, ordered, ROOT), ("b" * 32,), replaces_newer=back)
+    effects = replica.sync(order)
+    assert not any(isinstance(each, FetchFragment) for each in effects)
+    effects = replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
+    begun = [each for each in effects if isinstance(each, FetchFragment)]
+    said = [each.message for each in effects if isinstance(each, TellMaster)]
+    assert [type(each) for each in said][:1] == [m.Applied]
+    if ordered == 1:
+        assert (begun, said[1:]) == ([], [m.Synced(order.head, 0)]), "it is held now"
+    else:
+        assert (begun, said[1:]) == ([FetchFragment(order)], [])
+    assert replica.fetching == bool(begun)
+
+
+def test_a_copy_that_waits_for_a_round_can_be_called_off() -> None:
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, EVERY)
+    replica.sync(m.SyncFragment(m.FragmentHead(0, 2, ROOT), ("b" * 32,)))
+    replica.stop_copy(m.Release(0, 2, ME))
+    effects = replica.course.applied(1, m.FragmentHead(0, 1, ROOT))
+    assert not any(isinstance(each, FetchFragment) for each in effects)
+    assert replica.heads() == (m.FragmentHead(0, 1, ROOT),)
 
 
 def test_a_run_that_went_back_leaves_nobody_behind() -> None:

@@ -31,6 +31,7 @@ FAILED = {
     8_004_481: "as 7000929, after one was alone",
     252_796_819: "who held a result that a repair had replaced was taken for a holder",
     252_805_132: "who could not keep up waited twice as long for each fragment of the state",
+    252_810_794: "a copy was there before the round that its peer was applying",
     252_800_507: "the last holder left while nobody else was there; no rewind was awaited",
 }
 FIXED = (*range(200), *FAILED)
