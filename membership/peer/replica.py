@@ -147,6 +147,7 @@ class Replica:
             if any(f.version is not None for f in self.fragments):
                 effects.append(DiscardState())
             self.lineage = message.lineage
+            effects += self.course.end_all(list(self.rounds.values()))  # one is perhaps applied now
             trainer.loaded = False
             self.fragments.clear()
         if message.lineage and not self.fragments:

@@ -347,6 +347,15 @@ def test_a_copy_that_waits_for_a_round_can_be_called_off() -> None:
     assert replica.heads() == (m.FragmentHead(0, 1, ROOT),)
 
 
+def test_a_round_of_another_lineage_that_is_still_applied_makes_no_version_of_this_one() -> None:
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, EVERY)
+    heads = (m.FragmentHead(0, 1, ROOT),)
+    replica.welcome(m.Welcome(1, 1, "", None, bytes(32), heads, EVERY, (), 1), EVERY, 1)
+    assert replica.course.applied(1, m.FragmentHead(0, 1, ROOT)) == []
+    assert replica.heads() == ()
+
+
 def test_a_run_that_went_back_leaves_nobody_behind() -> None:
     replica = a_contributor()
     reduce_and_commit(replica, 1, 5)
