@@ -61,9 +61,8 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         compared_s = status.copies.compared_s
         age = "" if compared_s is None else f" (compared {format_duration(compared_s)} ago)"
         console.print(status.copies.text + age, markup=False)
-    if figures.outer_gain is not None:
-        gain, cosine = figures.outer_gain, figures.outer_cosine
-        console.print(f"outer steps: {gain:.2f} times their gradients (cosine {cosine:.2f})")
+    if figures.outer_text:
+        console.print(figures.outer_text)
     if status.ending is not None:
         for line in _ending(status, status.ending):
             console.print(line)

@@ -82,6 +82,7 @@ class Headline:
         float | None,
         about("How far an outer step goes along its gradient, in outer rates; median likewise."),
     ] = None
+    outer_text: Annotated[str, about("A sentence about the two; empty while unknown.")] = ""
 
 
 @frozen(kw_only=True)

@@ -89,6 +89,7 @@ export class Headline {
     showState(status.state);
     showWhy(whyOf(status), waits(status));
     showWarnings(status.warnings ?? []);
+    byId("outer-text").textContent = headline.outer_text;
     const { ending } = status;
     figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step)}`);
     figures.set("Tokens", format.large(headline.tokens), progress(headline));

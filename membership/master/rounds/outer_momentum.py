@@ -64,11 +64,15 @@ def usual_motion(motions: Iterable[OuterMotion | None], fragment_count: int) -> 
     return OuterMotion(statistics.median(cosines), statistics.median(gains))
 
 
-def format_overshoot(motion: OuterMotion) -> str:
-    """Return a warning about steps that overshoot, else an empty string."""
-    if motion.cosine >= OVERSHOOT_COSINE:
+def format_motion(motion: OuterMotion | None) -> str:
+    """Return a sentence for status and page; empty if nothing is known."""
+    if motion is None:
         return ""
+    text = f"outer steps go {motion.gain:.2f} times as far as their gradients"
+    if motion.cosine >= OVERSHOOT_COSINE:
+        return text
+    # Around a minimum noise alone turns gradients back, so this is no alarm.
     return (
-        f"the outer steps overshoot: the last rounds' gradients point against the outer momentum"
-        f" (cosine {motion.cosine:.2f}); a lower outer_momentum or outer_lr learns faster"
+        f"{text} and overshoot (cosine {motion.cosine:.2f}): unless the loss has settled, a lower"
+        " outer_momentum or outer_lr learns faster"
     )

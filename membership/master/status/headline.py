@@ -8,7 +8,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from ...shared.run_status import Headline, RunState
-from ..rounds.outer_momentum import OuterMotion, usual_motion
+from ..rounds.outer_momentum import OuterMotion, format_motion, usual_motion
 from ..rounds.round import RoundPhase
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
         for member in contributors
         if member.progress and member.progress.loss is not None
     ]
-    motion = committed_motion(coordinator)
+    motion = _committed_motion(coordinator)
     finite = [(loss, rate) for loss, rate in losses if math.isfinite(loss)]
     return Headline(
         loss=_mean_loss(finite),
@@ -61,10 +61,11 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
         epoch_share=data.spent_in(data.epoch) / data.length if data.length else None,
         outer_cosine=motion.cosine if motion else None,
         outer_gain=motion.gain if motion else None,
+        outer_text=format_motion(motion),
     )
 
 
-def committed_motion(coordinator: Coordinator) -> OuterMotion | None:
+def _committed_motion(coordinator: Coordinator) -> OuterMotion | None:
     """Return what the outer momentum usually does in the last committed rounds."""
     past = coordinator.scheduler.round_table.past
     committed = (round_.motion for round_ in past if round_.phase is RoundPhase.COMMITTED)

@@ -24,13 +24,12 @@ from ...shared.run_status import (
     RunName,
     RunStatus,
 )
-from ..rounds.outer_momentum import format_overshoot
 from ..rounds.round import RoundPhase
 from ..state.roster import Member, caps_of, role_of
 from ..state.voting_blocs import format_invite_warning, large_invites
 from ..trainers import state_of
 from .copy_agreement import copy_agreement
-from .headline import committed_motion, headline
+from .headline import headline
 from .round_rows import past_round_row, round_row
 from .why_waiting import WaitReasons, wanted_copies
 
@@ -100,7 +99,6 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
                 format_invite_warning, large_invites(coordinator.places.contributing()).items()
             ),
             *scheduler.same_samples.warnings(),
-            *_overshoot_warning(coordinator),
         ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
@@ -123,13 +121,6 @@ def _rewind_warning(coordinator: Coordinator) -> Iterator[str]:
             f"REWOUND from round {before} to round {after}: {plural(lost, 'round')}, about {steps} "
             "steps of each contributor, are lost; the run trains them again"
         )
-
-
-def _overshoot_warning(coordinator: Coordinator) -> Iterator[str]:
-    motion = committed_motion(coordinator)
-    text = "" if motion is None else format_overshoot(motion)
-    if text:
-        yield text
 
 
 def _member(
