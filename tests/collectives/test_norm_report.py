@@ -13,7 +13,7 @@ import trio
 from holdfast.collectives.arithmetic import PIECE_VALUES, Values, all_finite, product
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.diloco.outer import outer_step
-from holdfast.membership.master.rounds.norms import NormsFound, Report, found_in, makes_sense
+from holdfast.membership.master.rounds.norms import Totals, added_up, found_in, makes_sense
 from holdfast.membership.master.rounds.outer_momentum import outer_motion
 from holdfast.membership.spec.spec import DilocoTable
 from holdfast.protocol.messages import FragmentSize, Reduce
@@ -23,8 +23,8 @@ from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_
 SIZE = FragmentSize(3_000, 2_500, 1)
 
 
-async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[list[Report], Values]:
-    """Reduce; return what the nodes report, and the result."""
+async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[Totals, Values]:
+    """Reduce; return the sums of what the nodes report, and the result."""
     reports, results = [], []
 
     async def reduce(node: Node) -> None:
@@ -36,19 +36,7 @@ async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[lis
         swarm.nursery.start_soon(reduce, node)
     while len(reports) < len(swarm.nodes):
         await trio.sleep(0.01)
-    return reports, results[0]
-
-
-def check(swarm: Swarm, found: dict[str, NormsFound], rel: float) -> None:
-    for node in swarm.nodes:
-        assert node.values is not None
-        wide = node.values.astype(np.float64)
-        with_momentum = wide[: SIZE.momentum_count]
-        assert found[node.peer].norm == pytest.approx(float(np.linalg.norm(wide)), rel=rel)
-        cosine = float(
-            with_momentum.sum() / np.linalg.norm(with_momentum) / math.sqrt(SIZE.momentum_count)
-        )
-        assert found[node.peer].cosine == pytest.approx(cosine, abs=rel)
+    return added_up(reports, len(reports)), results[0]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +51,17 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
             SIZE, everyone, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
         )
         momentum = np.ones(SIZE.momentum_count, np.float32)
-        reports, _mean = await reports_of(swarm, order, momentum)
-        found = found_in(reports, [contributor.peer for contributor in order.contributors])
-        check(swarm, found, rel)
+        totals, _mean = await reports_of(swarm, order, momentum)
+        found = found_in(totals, [contributor.peer for contributor in order.contributors])
+        for node in swarm.nodes:
+            assert node.values is not None
+            wide = node.values.astype(np.float64)
+            with_momentum = wide[: SIZE.momentum_count]
+            assert found[node.peer].norm == pytest.approx(float(np.linalg.norm(wide)), rel=rel)
+            cosine = float(
+                with_momentum.sum() / np.linalg.norm(with_momentum) / math.sqrt(SIZE.momentum_count)
+            )
+            assert found[node.peer].cosine == pytest.approx(cosine, abs=rel)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -79,13 +75,13 @@ async def test_the_gain_is_how_far_the_outer_step_goes_along_the_mean_gradient(
         everyone = [(node, 64, 1.0) for node in swarm.nodes]
         order = swarm.order(SIZE, everyone, chunk_elements=300, combine=rule)
         momentum = np.linspace(-2.0, 1.0, SIZE.momentum_count, dtype=np.float32)
-        reports, mean = await reports_of(swarm, order, momentum)
+        totals, mean = await reports_of(swarm, order, momentum)
     gradient = mean[: SIZE.momentum_count].astype(np.float64)
     cosine = gradient @ momentum / np.linalg.norm(gradient) / np.linalg.norm(momentum)
     weights = np.zeros(SIZE.value_count, np.float32)
     outer_step(weights, momentum, mean, 0.5, 0.8, nesterov)
     gain = -(weights[: SIZE.momentum_count] @ gradient) / (gradient @ gradient) / 0.5
-    motion = outer_motion(reports, 4, diloco)
+    motion = outer_motion(totals, diloco)
     assert motion is not None
     assert motion.cosine == pytest.approx(cosine, abs=1e-5)
     assert motion.gain == pytest.approx(gain, rel=1e-4)
@@ -95,9 +91,9 @@ async def test_without_an_outer_momentum_there_is_no_gain() -> None:
     async with a_swarm(2, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
         give_input(swarm.nodes, SIZE, 1)
         order = swarm.order(SIZE, [(node, 64, 1.0) for node in swarm.nodes], chunk_elements=300)
-        reports, _mean = await reports_of(swarm, order, np.zeros(SIZE.momentum_count, np.float32))
-    assert any(sums for sums, _square in reports)
-    assert outer_motion(reports, 2, DilocoTable()) is None
+        totals, _mean = await reports_of(swarm, order, np.zeros(SIZE.momentum_count, np.float32))
+    assert totals.sums
+    assert outer_motion(totals, DilocoTable()) is None
 
 
 def test_long_chunks_are_compared_by_their_beginning() -> None:
@@ -138,4 +134,7 @@ def test_what_is_too_large_to_square_can_still_be_told() -> None:
         sums.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
     norm_sums = sums.norm_sums(["a" * 32, "b" * 32])
     assert makes_sense(norm_sums, 2)
-    assert min(found.norm for found in found_in([(norm_sums, 1.0)], ["a", "b"]).values()) > 1e19
+    assert (
+        min(found.norm for found in found_in(added_up([(norm_sums, 1.0)], 2), ["a", "b"]).values())
+        > 1e19
+    )

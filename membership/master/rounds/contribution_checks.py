@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ...shared.event_kind import EventKind
 from ..state.context import Context
-from .norms import NormsFound, UnderstatedNorm, against_the_others, found_in, understated
+from .norms import NormsFound, UnderstatedNorm, added_up, against_the_others, found_in, understated
 from .outer_momentum import outer_motion
 from .round import Round
 
@@ -36,9 +36,9 @@ class ContributionChecks:
             self.context.announce(EventKind.ROUND, None, f"{text} than announced; all are added")
             liars = []
         if not liars:
-            self._note_directions(round_, found_in(reports.values(), attempt.peers()))
-            diloco = self.context.spec.diloco
-            round_.motion = outer_motion(reports.values(), len(attempt.peers()), diloco)
+            totals = added_up(reports.values(), len(attempt.peers()))
+            self._note_directions(round_, found_in(totals, attempt.peers()))
+            round_.motion = outer_motion(totals, self.context.spec.diloco)
         return liars
 
     def _note_directions(self, round_: Round, found: Mapping[str, NormsFound]) -> None:

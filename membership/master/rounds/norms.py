@@ -34,6 +34,14 @@ Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``
 
 
 @frozen
+class Totals:
+    """The sums of all reports: of each contributor, then of the result; and the momentum's."""
+
+    sums: Sequence[Sums]
+    momentum_square: float
+
+
+@frozen
 class NormsFound:
     """Norm and direction of one contribution, as received."""
 
@@ -52,12 +60,8 @@ def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0
 
 
-def added_up(reports: Iterable[Report], contributor_count: int) -> tuple[list[Sums], float]:
-    """Return the sums of all reports: of each contributor, then of the result; and the momentum's.
-
-    Returns:
-      No sums if no report has any.
-    """
+def added_up(reports: Iterable[Report], contributor_count: int) -> Totals:
+    """Return the sums of all reports; without contributors and result if no report has any."""
     momentum_square, total = 0.0, [0.0] * (3 * contributor_count + 3)
     some = False
     for norm_sums, square in reports:
@@ -65,15 +69,15 @@ def added_up(reports: Iterable[Report], contributor_count: int) -> tuple[list[Su
             some = True
             momentum_square += square
             total = list(map(operator.add, total, _numbers(norm_sums)))
-    return (list(zip(*[iter(total)] * 3, strict=True)) if some else []), momentum_square
+    sums = zip(total[0::3], total[1::3], total[2::3], strict=True)
+    return Totals(tuple(sums) if some else (), momentum_square)
 
 
-def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, NormsFound]:
+def found_in(totals: Totals, peers: Sequence[str]) -> dict[str, NormsFound]:
     """Return norms by contributor; empty if no report has any. ``peers`` are the order's."""
-    sums, momentum_square = added_up(reports, len(peers))
     return {
-        peer: NormsFound(math.sqrt(square), cosine_of(sampled, along, momentum_square))
-        for peer, (square, sampled, along) in zip(peers, sums, strict=False)
+        peer: NormsFound(math.sqrt(square), cosine_of(sampled, along, totals.momentum_square))
+        for peer, (square, sampled, along) in zip(peers, totals.sums, strict=False)
     }
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from ...spec.spec import DilocoTable
-from .norms import Report, added_up, cosine_of
+from .norms import Totals, cosine_of
 
 # A median cosine below this is no chance: unrelated samples have less than 0.01.
 OVERSHOOT_COSINE = -0.02
@@ -39,15 +39,12 @@ class OuterMotion:
     gain: float
 
 
-def outer_motion(
-    reports: Iterable[Report], contributor_count: int, diloco: DilocoTable
-) -> OuterMotion | None:
+def outer_motion(totals: Totals, diloco: DilocoTable) -> OuterMotion | None:
     """Return what the reports say; None without a momentum, as in a fragment's first round."""
-    sums, momentum_square = added_up(reports, contributor_count)
-    if not sums:
+    if not totals.sums:
         return None
-    _square, sampled, along = sums[-1]
-    cosine = cosine_of(sampled, along, momentum_square)
+    _square, sampled, along = totals.sums[-1]
+    cosine = cosine_of(sampled, along, totals.momentum_square)
     if cosine is None:
         return None
     mu, share = diloco.outer_momentum, along / sampled
