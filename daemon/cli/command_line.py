@@ -29,6 +29,7 @@ from .checkpoints.commands import checkpoint, export
 from .config_commands import config, init
 from .doctor_command import doctor
 from .relay_command import relay
+from .try_command import try_script
 
 P = ParamSpec("P")
 
@@ -165,6 +166,7 @@ def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Start": (
         run_commands.demo,
+        try_script,
         init,
         config,
         master_commands.master,

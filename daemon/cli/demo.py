@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 import importlib.util
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from ...membership.shared.run_status import MemberRow
 from ...protocol.errors import UserError
 from ..process.exit_codes import ExitCode
 from ..status_records import MasterStatus, read
-from .fleet import MASTER, Fleet
+from .fleet import MASTER, Fleet, interrupt_on_signals
 
 CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
@@ -328,9 +327,7 @@ def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
             exit_code=ExitCode.CONFIG,
             hint="install it: pip install torch (or: pip install 'holdfast[train]')",
         )
-    for number in (signal.SIGHUP, signal.SIGTERM):  # like Ctrl+C: nothing of it stays behind
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    interrupt_on_signals()
     with _folder(keep) as folder:
         demo = Demo(Path(folder), rounds, console)
         try:

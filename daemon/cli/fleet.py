@@ -120,10 +120,14 @@ class Fleet:
       nodes: the processes by name; the master's is ``master``.
       ended: earlier lives of nodes that were started again.
       invites: by the name of the peer.
+
+    Args:
+      run_in: where processes run; by default in ``folder``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_in: Path | None = None) -> None:
         self.folder = folder
+        self._run_in = run_in or folder
         self.nodes: dict[str, Node] = {}
         self.ended: list[Node] = []
         self.invites: dict[str, str] = {}
@@ -153,7 +157,7 @@ class Fleet:
                 stdout=log,
                 stderr=log,
                 env=environment(env),
-                cwd=self.folder,
+                cwd=self._run_in,
                 start_new_session=True,
             )
         if name in self.nodes:
@@ -307,6 +311,13 @@ class Fleet:
                     f" {what}",
                     hint=node.log_tail,
                 )
+
+
+def interrupt_on_signals() -> None:
+    """Take SIGHUP and SIGTERM like Ctrl+C, so that no process stays behind."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

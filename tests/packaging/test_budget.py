@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_235, "tests": 57_315, "benchmarks": 6_505}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 56_840, 33_135
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 25, 62, 20
+LINES = {"simulation": 5_235, "tests": 57_607, "benchmarks": 6_505}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 57_370, 33_460
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 26, 66, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
