@@ -1,87 +1,92 @@
-"""A replica's model, what trains it, and data parallel training of several at once.
-
-The gradient of all replicas' windows together is the mean of their gradients, so a step on them in
-one process is a step of synchronous data parallel.
+"""The training script of ``learning``: the GPT of ``examples/train.py``, with a seed and an inner
+optimizer, a warm-up and a cosine; it validates the shared parameters at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+import argparse
+import math
+import sys
+from pathlib import Path
 
-import numpy as np
 import torch
-from blake3 import blake3
 from torch import nn
 
-from benchmarks.learning_arms import Arm, Recipe
-from examples.train import CONTEXT, GPT, GRADIENT_NORM_MAX, load_corpus, make_optimizer, windows
+import holdfast
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from examples.train import (
+    CONTEXT,
+    GPT,
+    GRADIENT_NORM_MAX,
+    load_corpus,
+    make_optimizer,
+    validate,
+    windows,
+)
+
+RATE_MAX, RATE_MIN = 1e-3, 1e-4
+WARM_UP_SHARE = 0.1  # of the steps
 WEIGHT_DECAY = 0.1
+VALIDATION_BATCH, VALIDATION_BATCHES = 64, 64  # 262,144 bytes
 
 
-@cache
-def corpus() -> tuple[np.ndarray, np.ndarray]:
-    """(training, held out): a file of the library's is in one of them."""
-    return load_corpus()
-
-
-class Learner:
-    """A model with its inner optimizers, as they are at the run's first step."""
-
-    def __init__(self, arm: Arm, recipe: Recipe) -> None:
-        torch.manual_seed(recipe.seed)
-        self.model = GPT()
-        self.optimizers = make_optimizers(self.model, arm.inner)
-        self._recipe = recipe
-
-    def step(self, step: int, starts: np.ndarray, rate_scale: float = 1.0) -> float:
-        """One inner step on the windows that begin at ``starts``; its loss.
-
-        Args:
-          rate_scale: of a newcomer's optimizer, below 1 in its first steps.
-        """
-        loss = self.model(*windows(corpus()[0], starts))
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self._recipe.rate(step) * rate_scale
-            optimizer.step()
-        return float(loss.item())
+def rate(step: int, steps: int) -> float:
+    """Return the rate of a step: warm-up, then a cosine down to ``RATE_MIN`` at the last step."""
+    warm_up = WARM_UP_SHARE * steps
+    if step < warm_up:
+        return RATE_MAX * (step + 1) / warm_up
+    share = min(1.0, (step - warm_up) / (steps - warm_up))
+    return RATE_MIN + 0.5 * (RATE_MAX - RATE_MIN) * (1 + math.cos(math.pi * share))
 
 
 def make_optimizers(model: GPT, inner: str) -> list[torch.optim.Optimizer]:
-    """``adamw``: as in the example. ``muon``: Muon for the layers' matrices, at AdamW's rates."""
-    if inner == "adamw":
+    """``AdamW``: as in the example. ``Muon``: Muon for the layers' matrices, at AdamW's rates."""
+    if inner == "AdamW":
         return [make_optimizer(model)]
     matrices = [each for each in model.blocks.parameters() if each.dim() == 2]
     own = {id(each) for each in matrices}
     others = [each for each in model.parameters() if id(each) not in own]
-    groups: list[dict[str, Any]] = [
+    groups = [
         {"params": [each for each in others if each.dim() >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [each for each in others if each.dim() < 2], "weight_decay": 0.0},
     ]
-    return [
-        torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True),
-        torch.optim.Muon(
-            matrices, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw", momentum=0.95
-        ),
-    ]
+    muon = torch.optim.Muon(
+        matrices, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw", momentum=0.95
+    )
+    return [torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True), muon]
 
 
-def draw(chances: Sequence[np.random.Generator], batches: Sequence[int]) -> np.ndarray:
-    """Where the next step's windows begin: so many of each of these replicas."""
-    last = len(corpus()[0]) - CONTEXT
-    drawn = [each.integers(last, size=batch) for each, batch in zip(chances, batches, strict=True)]
-    return np.concatenate(drawn)
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights")
+    parser.add_argument("--batch", type=int, default=12, help="windows of a step")
+    parser.add_argument("--inner", choices=("AdamW", "Muon"), default="AdamW")
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    training, held_out = load_corpus()
+    model = GPT()
+    optimizers = make_optimizers(model, arguments.inner)
+    run = holdfast.attach(model, optimizers[0])
+    chance = run.generator("numpy")
+    while not run.finished:
+        starts = chance.integers(len(training) - CONTEXT, size=arguments.batch)
+        tokens, targets = windows(training, starts)
+        loss = model(tokens, targets)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(run.global_step, run.total_steps or 1) * run.rate_scale
+            optimizer.step()
+        run.step(loss=loss.item(), tokens=tokens.numel())
+    # By the end all peers hold the same weights; it is enough if one of them judges them.
+    if run.is_leader:
+        run.log(validation_loss=validate(model, held_out, VALIDATION_BATCH, VALIDATION_BATCHES))
+    run.close()
 
 
-def weights_digest(model: nn.Module) -> bytes:
-    digest = blake3()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.digest()
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -70,14 +70,10 @@ def attach(
     _check_types(model, optimizer)
     path = socket_path or os.environ.get(SOCKET_VARIABLE)
     if path:
-        return attach_over(
-            lambda: DaemonConnection.open(path),
-            model,
-            optimizer,
-            callbacks=callbacks,
-            data_rank=data_rank,
-            socket_path=path,
-        )
+        trained = TrainedParameters(model, optimizer)
+        part = part_of(model, trained.tensors, data_rank)
+        connection, batches = DaemonConnection.open(path), FirstBatches(model)
+        return Run(connection, trained, time.monotonic, callbacks, part, path, batches)
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
             total_steps = steps_from_environment()
@@ -90,22 +86,6 @@ def attach(
             " scripts must keep"
         ),
     )
-
-
-def attach_over(
-    connect: Callable[[], DaemonConnection],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    clock: Callable[[], float] = time.monotonic,
-    callbacks: Sequence[Callback] = (),
-    data_rank: int | None = None,
-    socket_path: str = "",
-) -> Run:
-    """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
-    trained = TrainedParameters(model, optimizer)
-    part = part_of(model, trained.tensors, data_rank)
-    connection, batches = connect(), FirstBatches(model)
-    return Run(connection, trained, clock, callbacks, part, socket_path, batches)
 
 
 def _check_types(model: object, optimizer: object) -> None:

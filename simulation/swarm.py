@@ -273,7 +273,14 @@ class Swarm:
 
     def _machine(self, name: str, peer: str, lives: int, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
-        trainer = self.make_trainer(name, peer, lives)
+        trainer = SimTrainer(
+            peer,
+            self.layout,
+            self.witness,
+            step_s=self.step_s * self.slowness.get(name, 1.0),
+            delta=self.delta,
+            samples=self.samples,
+        )
         config = PeerConfig(
             me=peer,
             name=name,
@@ -294,18 +301,6 @@ class Swarm:
         if place is not None:
             service.state_service.restore(place)
         return SimPeer(name, peer, network, trainer, service, lives=lives)
-
-    def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
-        """Make the trainer of a machine's current life."""
-        step_s = self.step_s * self.slowness.get(name, 1.0)
-        return SimTrainer(
-            peer,
-            self.layout,
-            self.witness,
-            step_s=step_s,
-            delta=self.delta,
-            samples=self.samples,
-        )
 
     async def _run_peer(self, sim: SimPeer) -> None:
         with sim.scope:

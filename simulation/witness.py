@@ -123,7 +123,6 @@ class Witness:
       trace: digest of all events with their times.
       coarse: a lossy codec is in use, so means are right to a few steps of int8.
       knows_contributions: False if contributions are not known, so that no mean is checked.
-      knows_samples: False if nobody tells what trainers trained on, so that no leases are checked.
       excused: peers whose copy a test has damaged.
     """
 
@@ -137,7 +136,6 @@ class Witness:
     trace: blake3 = field(factory=blake3)
     coarse: bool = False
     knows_contributions: bool = True
-    knows_samples: bool = True
     excused: set[str] = field(factory=set)
     tell: Tell | None = None
     leases: LeaseWitness = field(factory=LeaseWitness)
@@ -176,8 +174,7 @@ class Witness:
         self.versions[commit.fragment] = expected + 1
         self.commits.append(commit)
         self.recorded.add(commit.round)
-        if self.knows_samples:
-            self.leases.saw_commit(record)
+        self.leases.saw_commit(record)
 
     def _rewind(self, record: RunRewound) -> None:
         """Forget the versions after a rewind's target; the run will commit them again."""

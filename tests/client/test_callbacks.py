@@ -13,10 +13,10 @@ from tensorboardX.proto import event_pb2
 from torch import nn
 
 import holdfast
-from holdfast.client.attach import attach_over
 from holdfast.client.callbacks import Callback, Curves, Merge, Step
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
+from holdfast.client.state.trained_parameters import TrainedParameters
 from holdfast.protocol.arena import WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 
@@ -52,9 +52,7 @@ class Notes(Callback):
 
 def joined(path: str, clock: Clock, *callbacks: Callback) -> Run:
     model = nn.Linear(3, 1, bias=False)
-    return attach_over(
-        lambda: DaemonConnection.open(path), model, None, clock=clock, callbacks=callbacks
-    )
+    return Run(DaemonConnection.open(path), TrainedParameters(model, None), clock, callbacks)
 
 
 def test_steps_merges_figures_and_the_end_are_told() -> None:
