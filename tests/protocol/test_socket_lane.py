@@ -71,6 +71,21 @@ async def test_frames_of_all_sizes_pass_between_a_task_and_a_thread() -> None:
             assert bytes((await near.receive(anywhere))[1]) == payload
 
 
+async def test_a_frame_that_trickles_in_is_received_to_its_end_and_so_is_the_next() -> None:
+    payload = os.urandom(100_000)
+    async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+
+        async def trickle() -> None:
+            for record in near.sealer.seal(header(payload), payload):
+                for start in range(0, len(record), 1_000):
+                    await near._stream.send_all(bytes(record[start : start + 1_000]))
+
+        nursery.start_soon(trickle)
+        assert await trio.to_thread.run_sync(receive, far) == payload
+        await near.send(header(b"next", 1), b"next")
+        assert await trio.to_thread.run_sync(receive, far) == b"next"
+
+
 async def test_an_idle_lane_gives_its_thread_back_and_loses_nothing() -> None:
     async with lane_pair() as (near, far):
         assert await trio.to_thread.run_sync(far.receive_header, 0.01) is None
@@ -152,12 +167,13 @@ async def test_closing_wakes_a_thread_in_the_middle_of_a_frame() -> None:
         far.close()
 
 
-@pytest.mark.parametrize("torn", [False, True])
-async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
+@pytest.mark.parametrize("torn", [b"", b"torn", bytes(100_000)])
+@pytest.mark.parametrize("lacking", [1, 50_000])
+async def test_how_the_other_side_ends_is_told_apart(torn: bytes, lacking: int) -> None:
     async with lane_pair() as (near, far):
         if torn:
-            (record,) = near.sealer.seal(header(b"torn"), b"torn")
-            await near._stream.send_all(bytes(record)[:-1])
+            (record,) = near.sealer.seal(header(torn), torn)
+            await near._stream.send_all(bytes(record)[: max(1, len(record) - lacking)])
         await near._stream.aclose()
         expected = trio.BrokenResourceError if torn else trio.EndOfChannel
         with pytest.raises(expected):
