@@ -27,7 +27,7 @@ from attrs import define, frozen
 COUNT_FIRST = 2  # while one pauses for a loss, the other sends
 COUNT_MAX = 32
 # Of all links of a node that begin over a path at least as long; of one at most the second.
-FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
+FIRST_BY_ROUND_TRIP = ((0.05, 18), (0.015, 12), (0.005, 6))
 SHARED_MAX = 48  # of all links of a node, as far as each has more than it began with
 GROWTH = 1.5
 GAIN_MIN = 1.05  # if more lanes do not carry this many times as much, none are added for a while

@@ -103,7 +103,7 @@ def test_a_fixed_number_stays() -> None:
 
 @pytest.mark.parametrize(
     ("rtt_s", "links", "first"),
-    [(0.3, 1, 24), (0.1, 3, 8), (0.1, 50, 2), (0.02, 1, 12), (0.006, 2, 3), (0.001, 1, 2)],
+    [(0.3, 1, 18), (0.1, 3, 6), (0.1, 50, 2), (0.02, 1, 12), (0.006, 2, 3), (0.001, 1, 2)],
 )
 def test_longer_paths_begin_with_more_lanes_and_links_share_them(
     rtt_s: float, links: int, first: int
