@@ -21,7 +21,7 @@ there i runs over the contributors that are in, while max w stays that of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -112,19 +112,16 @@ class ChunkLayout:
             down, zstd_down = parse_codec(plan.codec_down)
         except ValueError as error:
             raise RemoteProtocolError(f"the plan: {error}") from error
-        owners = _owners(plan, size)
-        cuts = []
-        up_at = down_at = 0
-        for index, owner in enumerate(owners):
-            start = index * plan.chunk_elements
+        cuts: list[ChunkCut] = []
+        start = up_at = down_at = 0
+        for owner, elements in _chunks(plan, size):
             is_counters = start >= size.value_count
-            count = 0 if is_counters else min(plan.chunk_elements, size.value_count - start)
+            count = min(elements, size.value_count - start)
             up_bytes, down_bytes = up.encoded_bytes(count), down.encoded_bytes(count)
             if is_counters:
-                start = size.value_count
                 up_bytes = down_bytes = COUNTER_BYTES * size.counter_count
             if max(up_bytes, down_bytes) > PAYLOAD_BYTES_MAX:
-                raise RemoteProtocolError(f"chunk {index} of the plan does not fit a frame")
+                raise RemoteProtocolError(f"chunk {len(cuts)} of the plan does not fit a frame")
             cuts.append(
                 ChunkCut(
                     values=slice(start, start + count),
@@ -134,6 +131,7 @@ class ChunkLayout:
                     is_counters=is_counters,
                 )
             )
+            start += count
             up_at += up_bytes
             down_at += down_bytes
         return cls(size, up, down, tuple(cuts), up_at, down_at, zstd_up, zstd_down)
@@ -152,15 +150,19 @@ class ChunkLayout:
         return f"sent {payload_bytes} bytes for a chunk of {room}"
 
 
-def _owners(plan: Plan, size: FragmentSize) -> list[str]:
-    """Return the owner of each chunk. The total is checked before the runs are expanded."""
-    chunk_count = -(-size.value_count // plan.chunk_elements) + (size.counter_count > 0)
-    if chunk_count > CHUNKS_MAX:
-        raise RemoteProtocolError(f"the plan cuts a fragment into {chunk_count} chunks")
-    planned = sum(run.chunk_count for run in plan.owners)
-    if planned != chunk_count:
-        raise RemoteProtocolError(f"the plan has {planned} chunks, the fragment {chunk_count}")
-    return [run.peer for run in plan.owners for _ in range(run.chunk_count)]
+def _chunks(plan: Plan, size: FragmentSize) -> Iterator[tuple[str, int]]:
+    """Yield each chunk's owner and values. The total is checked before the runs are expanded."""
+    unit_count = -(-size.value_count // plan.chunk_elements) + (size.counter_count > 0)
+    if unit_count > CHUNKS_MAX:
+        raise RemoteProtocolError(f"the plan cuts a fragment into {unit_count} chunks")
+    planned = sum(run.unit_count for run in plan.owners)
+    if planned != unit_count:
+        raise RemoteProtocolError(f"the plan has {planned} chunks, the fragment {unit_count}")
+    if size.counter_count and plan.owners[-1].chunk_units > 1:
+        raise RemoteProtocolError("the plan joins the counters with values")
+    for run in plan.owners:
+        for _ in range(run.chunk_count):
+            yield run.peer, run.chunk_units * plan.chunk_elements
 
 
 @frozen

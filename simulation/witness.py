@@ -198,11 +198,14 @@ class Witness:
             del self.contributions[next(iter(self.contributions))]
 
     def saw_mean(
-        self, peer: str, commit: Commit, mean: NDArray[np.float32], chunk_elements: int
+        self, peer: str, commit: Commit, mean: NDArray[np.float32], ends: Sequence[int]
     ) -> None:
         """Check that a mean is that of the contributors that the commit's record names.
 
         The check goes chunk by chunk, because after a repair chunks have different contributors.
+
+        Args:
+          ends: where each chunk's values end.
         """
         self.note("mean", peer, commit.round)
         if commit.round not in self.recorded:
@@ -210,9 +213,10 @@ class Witness:
         if not self.knows_contributions:
             return
         everybody = b"\xff" * (len(commit.contributors) // 8 + 1)
-        start = 0
-        for run in commit.manifest or (ContributorRun(everybody, len(mean) // chunk_elements + 1),):
-            end = min(len(mean), start + run.chunk_count * chunk_elements)
+        start = chunk = 0
+        for run in commit.manifest or (ContributorRun(everybody, len(ends)),):
+            chunk += run.chunk_count
+            end = ends[chunk - 1]
             bits = int.from_bytes(run.contributors, "little")
             present = [c for at, c in enumerate(commit.contributors) if bits >> at & 1]
             self._check_part(peer, commit, present, slice(start, end), mean[start:end])

@@ -10,6 +10,7 @@ import trio
 from attrs import define, field
 
 from ..checkpoint.checkpoint_store import CheckpointStore
+from ..collectives.arithmetic import ChunkLayout
 from ..daemon.master.journal.journal_base import JournalAwayError
 from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
@@ -169,7 +170,9 @@ class WitnessedPeer(PeerService):
         assert order is not None
         if result.manifest != commit.manifest:
             raise ViolationError(f"round {commit.round}: {self.config.me[:8]} has another manifest")
-        self.witness.saw_mean(self.config.me, commit, result.values, order.plan.chunk_elements)
+        layout = ChunkLayout.of(order.plan, self.state_service.size(commit.fragment))
+        ends = [cut.values.stop for cut in layout.cuts]
+        self.witness.saw_mean(self.config.me, commit, result.values, ends)
         await trio.sleep(self.apply_s)
         await super()._apply(commit)
 

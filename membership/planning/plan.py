@@ -1,14 +1,15 @@
 """The plan of a reduction: a fragment's chunks, their owners, and the expected time.
 
-``shares`` computes how much each contributor should own; here that becomes whole chunks. The
-estimate is made from the chunks as they are, so it contains the cost of rounding.
+``shares`` computes how much each contributor should own; here that becomes whole chunks, each one
+unit or several. The estimate is made from the chunks as they are, so it contains the cost of
+rounding.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from attrs import frozen
 
@@ -27,6 +28,11 @@ CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be une
 # calls, which is what many lanes over a line of 300 Mbit/s are short of (chunks of 2 ms: rounds
 # took an eighth longer).
 CHUNK_LINE_S = 0.007
+# So an owner's first chunks are as large as several of these units, and those for the round's end
+# are one unit each. Eight units instead of four cost rounds a tenth of their time.
+LARGE_UNITS = 4
+SMALL_SHARE = 0.25  # of an owner's units, at least
+SMALL_CHUNKS_MIN = 8
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
 # ... and over lines as fast as this not at all: there the processor is the limit, which spends as
 # long on the calls for a chunk of 1 MiB as on encrypting it.
@@ -100,14 +106,17 @@ def make_plan(
     work = _workload(cut, members, len(contributors), lines)
     owners: tuple[OwnerRun, ...] = ()
     predicted_s: float | None = bound_s(work)
-    if cut.chunk_count:
+    if cut.unit_count:
         shares = chosen_shares(work, [lines.cautious.get(p, lines.rates[p]) for p in members])
-        owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
-        runs = zip(contributors, owned, strict=True)
-        owners = tuple(OwnerRun(peer, count) for peer, count in runs if count)
+        owned = _apportion(cut.unit_count, _without_barred(shares, contributors, barred))
+        owners = tuple(
+            run
+            for peer, unit_count in zip(contributors, owned, strict=True)
+            for run in _runs(peer, unit_count, cut.large_units)
+        )
         guessed = lines.guessed.intersection(contributors)
         predicted_s = None if guessed else _needed_s(cut, work, owned)
-    plan = Plan(cut.chunk_elements, owners, up, down, spec.reduce.combine)
+    plan = Plan(cut.unit_elements, owners, up, down, spec.reduce.combine)
     return plan, PlanEstimate(
         predicted_s=predicted_s,
         bound_s=bound_s(work),
@@ -126,8 +135,8 @@ def _workload(
     return Workload(
         rates=tuple(lines.rates[peer] for peer in members),
         contributor_count=contributor_count,
-        up_bytes=cut.wire_bytes(0, cut.chunk_count, cut.up_bytes_per_value),
-        down_bytes=cut.wire_bytes(0, cut.chunk_count, cut.down_bytes_per_value),
+        up_bytes=cut.wire_bytes(0, cut.unit_count, cut.up_bytes_per_value),
+        down_bytes=cut.wire_bytes(0, cut.unit_count, cut.down_bytes_per_value),
         pair_limits={
             (number[sender], number[receiver]): limit
             for (sender, receiver), limit in lines.pair_limits.items()
@@ -147,7 +156,7 @@ def planned_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float
     cut = _Cut(size, plan.chunk_elements, *codecs)
     owned: Counter[str] = Counter()
     for run in plan.owners:
-        owned[run.peer] += run.chunk_count
+        owned[run.peer] += run.unit_count
     work = _workload(cut, members, len(contributors), lines)
     return _needed_s(cut, work, [owned[peer] for peer in contributors])
 
@@ -164,10 +173,10 @@ def _without_barred(
 
 
 def _needed_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
-    """Return the time of a reduction whose contributors own these numbers of chunks."""
+    """Return the time of a reduction whose contributors own these numbers of units."""
     own_up, own_down, first = [], [], 0
-    for chunk_count in owned:
-        end = first + chunk_count
+    for unit_count in owned:
+        end = first + unit_count
         own_up.append(cut.wire_bytes(first, end, cut.up_bytes_per_value))
         own_down.append(cut.wire_bytes(first, end, cut.down_bytes_per_value))
         first = end
@@ -187,17 +196,13 @@ def chunk_elements_of(
     bytes_per_value: float = VALUE_BYTES,
     bytes_per_s: float = math.inf,
 ) -> int:
-    """Return the number of values in a chunk of ``chunk_bytes`` at most, as float32.
+    """Return the number of values in a unit of ``chunk_bytes`` at most, as float32.
 
     The fragment is divided among ``owner_count`` contributors, whose slowest line carries
     ``bytes_per_s``.
     """
     values = size.value_count
-    room_bytes = CHUNK_BYTES_ALWAYS
-    if bytes_per_value >= VALUE_BYTES:
-        room_bytes = max(room_bytes, OWNER_CHUNK_BYTES // max(1, owner_count - 1))
-    most = max(CHUNK_ALIGNMENT, min(chunk_bytes, room_bytes) // VALUE_BYTES)
-    most -= most % CHUNK_ALIGNMENT
+    most = _most_elements(owner_count, chunk_bytes, bytes_per_value)
     wire_bytes = max(CHUNK_WIRE_BYTES_MIN, bytes_per_s * CHUNK_LINE_S)
     if bytes_per_s >= FAST_BYTES_PER_S:
         wire_bytes = math.inf
@@ -208,14 +213,38 @@ def chunk_elements_of(
     return min(most, -(-even // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT)
 
 
+def _most_elements(owner_count: int, chunk_bytes: int, bytes_per_value: float) -> int:
+    room_bytes = CHUNK_BYTES_ALWAYS
+    if bytes_per_value >= VALUE_BYTES:
+        room_bytes = max(room_bytes, OWNER_CHUNK_BYTES // max(1, owner_count - 1))
+    most = max(CHUNK_ALIGNMENT, min(chunk_bytes, room_bytes) // VALUE_BYTES)
+    return most - most % CHUNK_ALIGNMENT
+
+
+def _runs(peer: str, unit_count: int, large_units: int) -> Iterator[OwnerRun]:
+    """Yield an owner's chunks: large ones first, then those for the round's end."""
+    small_count = max(SMALL_CHUNKS_MIN, math.ceil(SMALL_SHARE * unit_count))
+    if large_units > 1 and (large_count := (unit_count - small_count) // large_units) > 0:
+        yield OwnerRun(peer, large_count, large_units)
+        unit_count -= large_count * large_units
+    if unit_count:
+        yield OwnerRun(peer, unit_count)
+
+
 @frozen
 class _Cut:
-    """A fragment's chunks: first the chunks of values, then one of counters if there are any."""
+    """A fragment in units: first those of values, then one of counters if there are any.
+
+    Attributes:
+      unit_elements: values in a unit.
+      large_units: units in a large chunk.
+    """
 
     size: FragmentSize
-    chunk_elements: int
+    unit_elements: int
     up_bytes_per_value: float
     down_bytes_per_value: float
+    large_units: int = 1
 
     @classmethod
     def of(
@@ -228,35 +257,38 @@ class _Cut:
         bytes_per_s: float,
     ) -> _Cut:
         up_bytes, down_bytes = wire_bytes_per_value(up), wire_bytes_per_value(down)
+        most_bytes = max(up_bytes, down_bytes)
         elements = chunk_elements_of(
             size,
             owner_count,
             chunk_bytes,
-            bytes_per_value=max(up_bytes, down_bytes),
+            bytes_per_value=most_bytes,
             bytes_per_s=bytes_per_s,
         )
-        return cls(size, elements, up_bytes, down_bytes)
+        most = _most_elements(owner_count, chunk_bytes, most_bytes)
+        large_units = max(1, min(LARGE_UNITS, most // elements))
+        return cls(size, elements, up_bytes, down_bytes, large_units)
 
     @property
-    def chunk_count(self) -> int:
-        values = -(-self.size.value_count // self.chunk_elements)
+    def unit_count(self) -> int:
+        values = -(-self.size.value_count // self.unit_elements)
         return values + (1 if self.size.counter_count else 0)
 
     def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
-        """Return the bytes on the wire of the chunks from ``first`` to before ``end``."""
-        value_count = min(end * self.chunk_elements, self.size.value_count) - min(
-            first * self.chunk_elements, self.size.value_count
+        """Return the bytes on the wire of the units from ``first`` to before ``end``."""
+        value_count = min(end * self.unit_elements, self.size.value_count) - min(
+            first * self.unit_elements, self.size.value_count
         )
-        has_counters = self.size.counter_count and first < end == self.chunk_count
+        has_counters = self.size.counter_count and first < end == self.unit_count
         counter_bytes = COUNTER_BYTES * self.size.counter_count if has_counters else 0
         return value_count * bytes_per_value + counter_bytes
 
 
-def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
-    """Divide whole chunks by largest remainder; of equal remainders the first one wins."""
-    exact = [share * chunk_count for share in shares]
+def _apportion(unit_count: int, shares: Sequence[float]) -> list[int]:
+    """Divide whole units by largest remainder; of equal remainders the first one wins."""
+    exact = [share * unit_count for share in shares]
     owned = [int(amount) for amount in exact]
     by_remainder = sorted(range(len(shares)), key=lambda i: (owned[i] - exact[i], i))
-    for index in by_remainder[: chunk_count - sum(owned)]:
+    for index in by_remainder[: unit_count - sum(owned)]:
         owned[index] += 1
     return owned

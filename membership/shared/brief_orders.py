@@ -121,7 +121,7 @@ def _brief_reduce(order: m.Reduce, view: m.View) -> m.BriefReduce | None:
         owners=_packed(
             part
             for difference, run in zip(_differences(owners), order.plan.owners, strict=True)
-            for part in (difference, run.chunk_count)
+            for part in (difference, run.chunk_count, run.chunk_units)
         ),
         plan=evolve(order.plan, owners=()),
     )
@@ -137,9 +137,9 @@ def _whole_reduce(order: m.BriefReduce, view: m.View | None) -> m.Reduce:
     contributors = _peers(peer_of, _numbers_of_runs(order.contributors))
     weights = sum_differences(read_numbers(order.weights, m.MEMBERS_MAX))
     scales = order.scales or (1.0,) * len(contributors)
-    parts = read_numbers(order.owners, 2 * m.OWNER_RUNS_MAX)
-    owners = _peers(peer_of, sum_differences(parts[::2]))
-    if len(weights) != len(contributors) or len(scales) != len(contributors) or len(parts) % 2:
+    parts = read_numbers(order.owners, 3 * m.OWNER_RUNS_MAX)
+    owners = _peers(peer_of, sum_differences(parts[::3]))
+    if len(weights) != len(contributors) or len(scales) != len(contributors) or len(parts) % 3:
         raise RemoteProtocolError("the order's contributors, weights and scales differ in number")
     return m.Reduce(
         round=order.round,
@@ -149,7 +149,7 @@ def _whole_reduce(order: m.BriefReduce, view: m.View | None) -> m.Reduce:
         view=order.view,
         contributors=tuple(map(m.Contributor, contributors, weights, scales)),
         receivers=tuple(_peers(peer_of, _numbers_of_runs(order.receivers))),
-        plan=evolve(order.plan, owners=tuple(map(m.OwnerRun, owners, parts[1::2]))),
+        plan=evolve(order.plan, owners=tuple(map(m.OwnerRun, owners, parts[1::3], parts[2::3]))),
     )
 
 

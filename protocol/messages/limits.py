@@ -6,8 +6,8 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 10  # the oldest protocol version that is accepted; 10 measures results, too
-VERSION_MAX = 10  # the newest protocol version
+VERSION_MIN = 11  # the oldest protocol version that is accepted; 11 has chunks of several units
+VERSION_MAX = 11  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable
@@ -21,6 +21,7 @@ TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some
 DIMENSIONS_MAX = 16  # dimensions of a tensor
 RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
+CHUNK_UNITS_MAX = 64  # units in a chunk
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check

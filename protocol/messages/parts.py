@@ -10,7 +10,7 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, le, matches_re, max_len
 
 from . import fields
-from .limits import DIMENSIONS_MAX, MEMBERS_MAX, OWNER_RUNS_MAX, TENSORS_MAX
+from .limits import CHUNK_UNITS_MAX, DIMENSIONS_MAX, MEMBERS_MAX, OWNER_RUNS_MAX, TENSORS_MAX
 
 
 class Message:
@@ -156,10 +156,17 @@ class LinkLoad:
 class OwnerRun:
     """A run of ``chunk_count`` consecutive chunks that ``peer`` owns; the first run begins at chunk
     0.
+
+    Each has ``chunk_units`` times as many values as the plan says.
     """
 
     peer: str = field(validator=fields.peer)
     chunk_count: int = field(validator=fields.count)
+    chunk_units: int = field(default=1, validator=and_(ge(1), le(CHUNK_UNITS_MAX)))
+
+    @property
+    def unit_count(self) -> int:
+        return self.chunk_count * self.chunk_units
 
 
 @frozen
@@ -208,8 +215,9 @@ class Assignment:
 class Plan:
     """The division of a fragment into chunks, and each chunk's owner. The last chunk may be short.
 
-    Chunks ``0 .. ceil(value_count / chunk_elements) - 1`` hold values (weighted mean); one more
-    chunk follows when the fragment has counters (elementwise maximum, int64, sent verbatim).
+    The fragment has ``ceil(value_count / chunk_elements)`` units of values (weighted mean), and one
+    more if it has counters (elementwise maximum, int64, sent verbatim). A chunk is one unit or, by
+    its ``OwnerRun``, several; the counters are a chunk of their own.
     """
 
     chunk_elements: int = field(validator=and_(ge(1), le(2**24)))

@@ -153,7 +153,7 @@ class BriefReduce(Message):
     # Empty: all are 1.0.
     scales: tuple[float, ...] = field(validator=fields.each(fields.finite, MEMBERS_MAX))
     receivers: bytes = field(validator=fields.packed)  # runs of numbers
-    owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
+    owners: bytes = field(validator=max_len(17 * OWNER_RUNS_MAX))  # numbers, counts, units
     plan: Plan  # without owners
 
 

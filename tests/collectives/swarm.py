@@ -187,7 +187,7 @@ def make_order(
     rng: random.Random | None = None,
     combine: str = "mean",
 ) -> m.Reduce:
-    """An order whose chunks are dealt to ``owners``, in turn or at random.
+    """An order whose chunks are dealt to ``owners``: one unit each, in turn, or at random.
 
     Args:
       contributors: with weights and clip factors, or nodes of which each counts the same.
@@ -199,10 +199,12 @@ def make_order(
         (rng.choice(pool) if rng is not None else pool[index % len(pool)])
         for index in range(chunk_count)
     ]
-    runs = tuple(
-        m.OwnerRun(peer, len(list(chunks)))
-        for peer, chunks in itertools.groupby(node.peer for node in dealt)
-    )
+    runs = []
+    for peer, chunks in itertools.groupby(node.peer for node in dealt):
+        units = rng.choice([1, 2, 3]) if rng is not None else 1
+        large, small = divmod(len(list(chunks)) - 1, units)
+        runs += [m.OwnerRun(peer, large, units)] if large else []
+        runs.append(m.OwnerRun(peer, small + 1))
     return m.Reduce(
         round=round_,
         attempt=attempt,
@@ -211,7 +213,7 @@ def make_order(
         view=1,
         contributors=tuple(m.Contributor(node.peer, w, scale) for node, w, scale in weighed),
         receivers=tuple(node.peer for node in receivers),
-        plan=m.Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine),
+        plan=m.Plan(chunk_elements, tuple(runs), codecs[0], codecs[1], combine=combine),
     )
 
 
@@ -221,8 +223,11 @@ def plain(order: m.Reduce, size: m.FragmentSize, nodes: Sequence[Node]) -> tuple
     by_peer = {node.peer: node for node in nodes}
     heaviest = max(c.weight for c in order.contributors)
     digests, pieces = b"", [np.empty(0, np.float32)]
-    for start in range(0, size.value_count, order.plan.chunk_elements):
-        end = min(start + order.plan.chunk_elements, size.value_count)
+    units = [run.chunk_units for run in order.plan.owners for _ in range(run.chunk_count)]
+    ends = order.plan.chunk_elements * np.cumsum([0, *units])
+    for start, end in itertools.pairwise(np.minimum(ends, size.value_count)):
+        if start == end:  # the counters' chunk
+            continue
         total, divisor = np.full(end - start, -0.0, np.float32), np.float32(0)  # -0.0 + x is x
         for c in order.contributors:
             values = by_peer[c.peer].values

@@ -51,6 +51,20 @@ def test_owners_are_counted_before_they_are_laid_out() -> None:
         ChunkLayout.of(plan, FragmentSize(600, 0, 0))
 
 
+def test_chunks_of_several_units_follow_each_other_and_the_counters_come_last() -> None:
+    runs = (OwnerRun(A, 1, 4), OwnerRun(A, 1), OwnerRun(B, 1, 2), OwnerRun(C, 2))
+    layout = ChunkLayout.of(Plan(100, runs, "fp32", "int8"), FragmentSize(720, 0, 3))
+    assert [(cut.values.start, cut.values.stop) for cut in layout.cuts] == [
+        *((0, 400), (400, 500), (500, 700), (700, 720)),
+        (720, 720),
+    ]
+    assert [cut.owner for cut in layout.cuts] == [A, A, B, C, C]
+    assert [cut.is_counters for cut in layout.cuts] == [False] * 4 + [True]
+    joined = Plan(100, (OwnerRun(A, 1), OwnerRun(B, 2, 4)), "fp32", "fp32")
+    with pytest.raises(RemoteProtocolError, match="joins the counters with values"):
+        ChunkLayout.of(joined, FragmentSize(720, 0, 3))
+
+
 def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
     tracker = a_tracker(A)
     assert sorted(tracker.owing()) == [B, C]

@@ -37,11 +37,11 @@ def orders(draw: st.DrawFn) -> tuple[m.View, m.Reduce]:
     contributors = sorted(draw(st.sets(st.sampled_from(members), min_size=1)))
     receivers = sorted({*contributors, *draw(st.sets(st.sampled_from(members)))})
     counts = st.integers(0, 2**63 - 1) | st.integers(6_000, 7_000)
+    units = st.integers(1, m.CHUNK_UNITS_MAX)
     scales = st.just(1.0) | st.floats(0.0, 1.0)
     owners = draw(st.lists(st.sampled_from(receivers), min_size=1, max_size=30))
-    plan = m.Plan(
-        1_024, tuple(m.OwnerRun(peer_of(o), draw(counts)) for o in owners), "fp32", "int8"
-    )
+    runs = tuple(m.OwnerRun(peer_of(owner), draw(counts), draw(units)) for owner in owners)
+    plan = m.Plan(1_024, runs, "fp32", "int8")
     order = m.Reduce(
         draw(counts),
         1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,8 @@ from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
     CHUNKS_FINE_MAX,
+    LARGE_UNITS,
+    SMALL_SHARE,
     PlanEstimate,
     make_plan,
     wire_bytes_per_value,
@@ -46,7 +49,10 @@ def planned(
 
 
 def owned(plan: Plan) -> dict[str, int]:
-    return {run.peer: run.chunk_count for run in plan.owners}
+    units: Counter[str] = Counter()
+    for run in plan.owners:
+        units[run.peer] += run.unit_count
+    return dict(units)
 
 
 @given(
@@ -64,13 +70,15 @@ def test_every_chunk_has_one_owner(
     listening = [Bandwidth(1e6, 1e6)] * spares
     size = FragmentSize(values, 0, counters)
     plan, estimate = planned(size, [*speeds, *listening], spares, spec)
-    chunks = -(-values // plan.chunk_elements) + (1 if counters else 0)
-    assert sum(run.chunk_count for run in plan.owners) == chunks
+    units = -(-values // plan.chunk_elements) + (1 if counters else 0)
+    assert sum(run.unit_count for run in plan.owners) == units
     assert all(run.chunk_count > 0 for run in plan.owners)
-    owners = [run.peer for run in plan.owners]
+    assert not plan.owners or plan.owners[-1].chunk_units == 1, "the counters are a chunk"
+    owners = list(owned(plan))
     assert owners == [peer for peer in PEERS[: len(speeds)] if peer in owners]
     assert plan.chunk_elements % CHUNK_ALIGNMENT == 0
-    assert 4 * plan.chunk_elements <= SPEC.reduce.chunk_bytes
+    most = max((run.chunk_units for run in plan.owners), default=1)
+    assert 4 * most * plan.chunk_elements <= SPEC.reduce.chunk_bytes
     assert estimate.predicted_s is not None
     assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-9)
 
@@ -101,6 +109,15 @@ def test_equal_lines_own_equally() -> None:
     plan, _ = planned(FragmentSize(4_000_000, 0, 0), [Bandwidth(1e9, 1e9)] * 4)
     assert [run.chunk_count for run in plan.owners] == [4, 4, 4, 4]
     assert [run.peer for run in plan.owners] == PEERS[:4]
+
+
+def test_over_a_slow_line_chunks_are_large_but_for_the_last_ones() -> None:
+    plan, _ = planned(FragmentSize(8_000_000, 0, 1), [Bandwidth(6e6, 6e6)] * 4)
+    assert plan.chunk_elements * 4 == 65_536
+    for peer in PEERS[:4]:
+        large, small = [run for run in plan.owners if run.peer == peer]
+        assert (large.chunk_units, small.chunk_units) == (LARGE_UNITS, 1)
+        assert SMALL_SHARE <= small.unit_count / (large.unit_count + small.unit_count) < 0.3
 
 
 def test_of_equals_the_first_member_owns_the_odd_chunk() -> None:

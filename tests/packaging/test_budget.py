@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_225, "tests": 57_505, "benchmarks": 5_575}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 57_350, 33_455
+LINES = {"simulation": 5_230, "tests": 57_555, "benchmarks": 5_575}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 57_415, 33_490
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 26, 66, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
