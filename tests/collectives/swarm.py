@@ -195,10 +195,10 @@ def make_order(
     weighed = [each if isinstance(each, tuple) else (each, 1, 1.0) for each in contributors]
     chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
     pool = list(owners) if owners is not None else [node for node, _, _ in weighed]
-    dealt = [
-        (rng.choice(pool) if rng is not None else pool[index % len(pool)])
-        for index in range(chunk_count)
-    ]
+    dealt = [pool[index % len(pool)] for index in range(chunk_count)]
+    if rng is not None:
+        for index in range(chunk_count):
+            dealt[index] = dealt[index - 1] if rng.random() < 0.5 else rng.choice(pool)
     runs = []
     for peer, chunks in itertools.groupby(node.peer for node in dealt):
         units = rng.choice([1, 2, 3]) if rng is not None else 1

@@ -19,7 +19,7 @@ import trio
 from attrs import define, field
 
 from holdfast.collectives import result
-from holdfast.collectives.arithmetic import MeanFactors
+from holdfast.collectives.arithmetic import ChunkLayout, MeanFactors
 from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS
@@ -144,10 +144,10 @@ class Round:
             sets += [inside] * run.chunk_count
         sets = sets or [list(range(len(names)))] * len(self.owners)
         assert len(sets) == len(self.owners)
-        elements = self.order.plan.chunk_elements
-        for chunk, inside in enumerate(sets[:-1]):
+        cuts = ChunkLayout.of(self.order.plan, self.size).cuts
+        for cut, inside in zip(cuts, sets[:-1], strict=False):
             mean = expected(self.order.plan.combine, inside)
-            part = result.values[chunk * elements : (chunk + 1) * elements]
+            part = result.values[cut.values]
             np.testing.assert_allclose(part, mean, rtol=1e-2)
             assert set(self.survivors()) <= {names[at] for at in inside}
         assert result.counters[0] == max(sets[-1])
@@ -175,11 +175,17 @@ def begin(
     size: m.FragmentSize = SIZE,
     chunk_elements: int = CHUNK,
     combine: str = "mean",
+    rng: random.Random | None = None,
 ) -> Round:
     """Begin a round with four contributors; the other nodes listen."""
     contributors = [(node, WEIGHTS[node.number], 1.0) for node in swarm.nodes[:4]]
     order = swarm.order(
-        size, contributors, chunk_elements=chunk_elements, codecs=(codec, codec), combine=combine
+        size,
+        contributors,
+        chunk_elements=chunk_elements,
+        codecs=(codec, codec),
+        combine=combine,
+        rng=rng,
     )
     return Round(swarm, order, size)
 
@@ -195,7 +201,8 @@ def histories(
         world = MemoryWorld(random.Random(seed), bytes_per_s=10_000, jitter_s=0.01)
         async with a_swarm(5, world) as swarm:
             await swarm.settle()
-            round_ = begin(swarm, codec, combine=combine)
+            chunks_of_units = random.Random(seed) if seed % 2 else None
+            round_ = begin(swarm, codec, combine=combine, rng=chunks_of_units)
             await trio.sleep(rng.uniform(0, 0.7 if codec == "fp32" else 0.3))
             first, second = rng.sample(round_.survivors(), 2)
             lost = {"two": [[first, second]], "the successor too": [[first], [second]]}

@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_230, "tests": 57_555, "benchmarks": 5_575}
+LINES = {"simulation": 5_230, "tests": 57_565, "benchmarks": 5_575}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 57_415, 33_490
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 26, 66, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
