@@ -205,7 +205,7 @@ class Witness:
         The check goes chunk by chunk, because after a repair chunks have different contributors.
 
         Args:
-          ends: where each chunk's values end.
+          ends: 0, and where each chunk's values end.
         """
         self.note("mean", peer, commit.round)
         if commit.round not in self.recorded:
@@ -214,9 +214,9 @@ class Witness:
             return
         everybody = b"\xff" * (len(commit.contributors) // 8 + 1)
         start = chunk = 0
-        for run in commit.manifest or (ContributorRun(everybody, len(ends)),):
+        for run in commit.manifest or (ContributorRun(everybody, len(ends) - 1),):
             chunk += run.chunk_count
-            end = ends[chunk - 1]
+            end = ends[chunk]
             bits = int.from_bytes(run.contributors, "little")
             present = [c for at, c in enumerate(commit.contributors) if bits >> at & 1]
             self._check_part(peer, commit, present, slice(start, end), mean[start:end])

@@ -171,7 +171,7 @@ class WitnessedPeer(PeerService):
         if result.manifest != commit.manifest:
             raise ViolationError(f"round {commit.round}: {self.config.me[:8]} has another manifest")
         layout = ChunkLayout.of(order.plan, self.state_service.size(commit.fragment))
-        ends = [cut.values.stop for cut in layout.cuts]
+        ends = [0, *(cut.values.stop for cut in layout.cuts)]
         self.witness.saw_mean(self.config.me, commit, result.values, ends)
         await trio.sleep(self.apply_s)
         await super()._apply(commit)
