@@ -216,7 +216,7 @@ class Witness:
         start = chunk = 0
         for run in commit.manifest or (ContributorRun(everybody, len(ends) - 1),):
             chunk += run.chunk_count
-            end = ends[chunk]
+            end = ends[min(chunk, len(ends) - 1)]
             bits = int.from_bytes(run.contributors, "little")
             present = [c for at, c in enumerate(commit.contributors) if bits >> at & 1]
             self._check_part(peer, commit, present, slice(start, end), mean[start:end])

@@ -23,20 +23,20 @@ COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they gain in balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
-# A chunk takes the slowest contributor's line about this long. Every lane has one under way when a
+# A unit takes the slowest contributor's line about this long. Every lane has one under way when a
 # round ends, and a sum waits for the slowest of them; but each chunk costs the processor some
 # calls, which is what many lanes over a line of 300 Mbit/s are short of (chunks of 2 ms: rounds
 # took an eighth longer).
 CHUNK_LINE_S = 0.007
-# So an owner's first chunks are as large as several of these units, and those for the round's end
-# are one unit each. Eight units instead of four cost rounds a tenth of their time.
-LARGE_UNITS = 4
-SMALL_SHARE = 0.25  # of an owner's units, at least
-SMALL_CHUNKS_MIN = 8
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
 # ... and over lines as fast as this not at all: there the processor is the limit, which spends as
 # long on the calls for a chunk of 1 MiB as on encrypting it.
 FAST_BYTES_PER_S = 1e9
+# An owner's first chunks are as large as several such units, and only those for the round's end are
+# one unit each. Eight units instead of four cost rounds a tenth of their time.
+LARGE_UNITS = 4
+SMALL_SHARE = 0.25  # of an owner's units, at least
+SMALL_CHUNKS_MIN = 8
 # An owner buffers four chunks of each contributor that is ahead, at least. Chunks are no larger
 # than keeps these within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1
 # MiB. Nor are chunks that must be encoded larger than that: their values stay in a core's cache,
