@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from ..daemon.process.exit_codes import ExitCode
-from .batch import BatchOptions, Violation, try_seed, try_seeds
+from .batch import BatchOptions, Violation, collect_rarely, try_seed, try_seeds
 from .lying_peers import Lie
 from .scenario import RunKind
 from .scenario_run import RunOutcome
@@ -162,4 +162,5 @@ def summary(results: Sequence[RunOutcome | Violation], seconds: float) -> str:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     simulate(prog_name="python -m holdfast.simulation")

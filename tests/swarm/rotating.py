@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import holdfast
+from holdfast.simulation.batch import collect_rarely
 from tests.swarm.simulation import KNOWN, outcome_of
 from tools.rotating_start import rotating_start
 
@@ -44,7 +45,8 @@ MAINS = ("origin/main", "main")
 def failing(seeds: Sequence[int]) -> dict[int, str]:
     """Run seeds on all cores; return the errors of those that fail."""
     jobs = max(1, min(len(seeds), len(os.sched_getaffinity(0))))
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, fork, initializer=collect_rarely) as pool:
         errors = pool.map(error_of, seeds)
         return {seed: error for seed, error in zip(seeds, errors, strict=True) if error}
 
