@@ -23,6 +23,7 @@ from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.invariants import check_invariants
 from holdfast.simulation.swarm import Swarm
+from holdfast.simulation.witness import ViolationError
 
 SPEC = """
 [run]
@@ -104,6 +105,17 @@ async def test_a_run_commits_every_round_and_ends() -> None:
         assert swarm.committed == 6
         swarm.check_final("abcd")
         assert [len(commit.contributors) for commit in swarm.witness.commits[1:]] == [3] * 5
+
+
+async def test_a_wrong_mean_is_found_also_when_the_right_one_was_seen() -> None:
+    async with a_swarm("abc") as swarm:
+        assert swarm.witness.checked is not None
+        commit, ends, mean = swarm.witness.checked
+        swarm.witness.saw_mean("b", commit, ends=ends, mean=mean)
+        wrong = mean.copy()
+        wrong[-1] += 1
+        with pytest.raises(ViolationError, match="the mean of"):
+            swarm.witness.saw_mean("b", commit, ends=ends, mean=wrong)
 
 
 @pytest.mark.parametrize("in_time", [True, False])
