@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import os
 import signal
@@ -15,11 +14,13 @@ import pytest
 import trio
 from hypothesis import HealthCheck, settings
 
+from holdfast.simulation.batch import collect_rarely
 from holdfast.simulation.virtual_time import run_virtually
 from tests import fork_server
 from tests.durations import Durations
 from tests.needs import told_skipped
 from tests.planting import told_to_record
+from tests.rewriting import rewrite_share
 from tools.durations import folder
 
 REAL_SECONDS_MAX = 900.0  # for what hangs: it is told by name before pytest's own timeout
@@ -44,6 +45,10 @@ _left_out: Counter[str] = Counter()  # nightly tests that were not run, by file
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Durations(config, folder()), "durations")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    rewrite_share(session.config)
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
@@ -77,8 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt what was collected from garbage collection: tests make much garbage, this is none."""
-    gc.collect()
-    gc.freeze()
+    collect_rarely()
 
 
 @pytest.fixture(autouse=True)
