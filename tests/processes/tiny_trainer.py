@@ -37,7 +37,7 @@ from holdfast.protocol.arena import (
 INPUTS = 8
 TOKENS = 16  # of a step
 RATE = 1e-2
-PAUSE_S = 0.01  # rounds of ten steps are enough: more of them only heat the machine
+PAUSE_S = 0.03  # rounds of ten steps are enough: more of them only heat the machine
 FLOATS = ("bfloat16", "float16", "float64")
 INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
