@@ -52,11 +52,11 @@ class Model(nn.Module):
             self.embedding.weight = self.head.weight
 
     @property
-    def tied(self) -> nn.Parameter | None:
+    def tied(self) -> torch.Tensor | None:
         """This stage's copy of the weight (V, C) that the first and the last stage share."""
-        if not (self.is_first or self.is_last):
-            return None
-        return self.embedding.weight if self.is_first else self.head.weight
+        if self.is_first:
+            return self.embedding.weight
+        return self.head.weight if self.is_last else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return scores (B, V) of the byte that follows tokens (B, T); between stages (B, C)."""

@@ -78,8 +78,8 @@ class Stage(nn.Module):
             self.tied = net.tied
         else:
             self.same, self.few, self.frozen = net.same, net.few, net.frozen
-            self.register_buffer("seen", net.seen)
-            self.register_buffer("scale", net.scale)
+            for name, buffer in net.named_buffers(recurse=False):
+                self.register_buffer(name, buffer)
         self.is_first = number == 0
 
     def forward(
@@ -269,10 +269,11 @@ def main() -> None:
         )
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    inner: nn.Module = Net()
-    model, whole, pipeline = parallel(inner, options.kind), None, None
+    net = Net()
+    inner: nn.Module = net
+    model, whole, pipeline = parallel(net, options.kind), None, None
     if options.kind.startswith("pipe"):
-        pipeline = Pipeline(inner, options.kind, options.schedule)
+        pipeline = Pipeline(net, options.kind, options.schedule)
         inner, model = pipeline.stage, pipeline.module
         with torch.device("meta"):
             whole = Net()
@@ -300,7 +301,7 @@ def main() -> None:
             if pipeline is not None:
                 loss = pipeline.train(mine)
             elif options.kind == "accumulated":
-                loss = accumulate(inner, mine)
+                loss = accumulate(net, mine)
             else:
                 loss = loss_of(model, mine)
                 torch.autograd.backward(loss)

@@ -232,6 +232,9 @@ def test_a_rank_of_a_pipeline_dies(fleet: Fleet) -> None:
         roots.note(status)
         return contributing(status, *names)
 
+    def restarted(_status: Status, name: str) -> object:
+        return fleet.peer(name)["trainer_restarts"]
+
     fleet.start_master(spec(rounds=0))
     join(fleet, "plain", "plain", 1, *SLOW, founder=True)
     join(fleet, "pipe", "pipe", 2, *SLOW)
@@ -239,7 +242,7 @@ def test_a_rank_of_a_pipeline_dies(fleet: Fleet) -> None:
     for name, rank in (("pipe", 1), ("copies", 2)):
         fleet.until(contribute, "all contribute")
         os.kill(ranks_of(fleet.peer(name)["command_pid"])[rank], signal.SIGKILL)
-        fleet.until(lambda _, name=name: fleet.peer(name)["trainer_restarts"], "its group is gone")
+        fleet.until(partial(restarted, name=name), "its group is gone")
     fleet.until(contribute, "all are back")
     for _ in range(5):
         roots.note(fleet.until_committed(1))
@@ -461,6 +464,7 @@ def test_the_examples_train_as_shards_and_as_a_pipeline_beside_one_process(fleet
             command=(sys.executable, *how, str(EXAMPLES / script)),
         )
     fleet.until_finished(*peers)
+    assert "copies of" not in fleet.nodes["pipeline"].log, "the tied gradients are added up"
     single, *others = (torch.load(fleet.folder / f"{name}.pt") for name in peers)
     for weights in others:
         assert single.keys() == weights.keys()
