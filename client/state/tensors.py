@@ -62,7 +62,7 @@ class SharedTensor:
 
     @property
     def absent(self) -> bool:
-        """It is in other stages of a pipeline, and has no tensor here."""
+        """The tensor is in other stages of a pipeline, and not in this process."""
         return self.box is NOTHING
 
     @property

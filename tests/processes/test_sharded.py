@@ -257,17 +257,8 @@ def test_a_rank_of_a_pipeline_dies(fleet: Fleet) -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
 
 
-@pytest.mark.fault(
-    "the loss of one of a peer's processes is not finite",
-    "the hook",
-    "all its processes get the state again, at the same step",
-)
-@pytest.mark.parametrize("kind", ["fsdp", pytest.param("pipe", marks=pytest.mark.nightly)])
-def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet, kind: str) -> None:
-    """Weights that one rank spoils are gathered by the others: then all losses are not finite.
-
-    In a pipeline that rank is the last stage, the only one with a loss.
-    """
+def reload_all(fleet: Fleet, kind: str) -> None:
+    """Run a peer of two ranks, of which the second one's losses and weights become NaN."""
     fault = fleet.folder / "fault"
     fleet.start_master(spec(rounds=0) + f"[trainer]\nnan_steps = {NAN_STEPS}\n")
     join(fleet, "plain", "plain", 1, *SLOW, founder=True)
@@ -297,6 +288,22 @@ def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet, kind: s
     for key, tensor in ours.items():
         assert torch.equal(theirs[key], tensor), key
         assert torch.isfinite(tensor).all(), key
+
+
+@pytest.mark.fault(
+    "the loss of one of a peer's processes is not finite",
+    "the hook",
+    "all its processes get the state again, at the same step",
+)
+def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet) -> None:
+    """Weights that one rank spoils are gathered by the others: then all losses are not finite."""
+    reload_all(fleet, "fsdp")
+
+
+@pytest.mark.nightly
+def test_a_loss_that_is_not_finite_in_the_last_stage_reloads_all(fleet: Fleet) -> None:
+    """No other stage has a loss."""
+    reload_all(fleet, "pipe")
 
 
 def momenta(file: Path) -> dict[str, torch.Tensor]:
