@@ -31,6 +31,7 @@ def attach(
     standalone: bool = False,
     total_steps: int | None = None,
     data_rank: int | None = None,
+    whole: nn.Module | None = None,
 ) -> Run:
     """Join the run that this process was started for; returns with the run's weights in the model.
 
@@ -58,26 +59,33 @@ def attach(
       total_steps: the step at which a standalone run is finished; by default the environment
         variable ``HOLDFAST_STANDALONE_STEPS``, else it has no end.
       data_rank: of several processes, the same number for those that train on the same samples;
-        tokens count once for each. By default those of a tensor parallel mesh, without FSDP2, do.
+        tokens count once for each. By default those of a tensor parallel mesh, without FSDP2, do,
+        and the stages of a pipeline.
+      whole: for a pipeline, whose processes hold different tensors: ``model`` is this process's
+        stage, and this the whole model, of which only names, shapes, dtypes and ties are read. It
+        may be on the meta device. The stage's tensors have the names that they have in it.
 
     Raises:
       NoDaemonError: the script was not started by ``holdfast join``.
       AttachRefused: the run does not take this model; the text gives the reason.
-      ModelError: a tensor cannot be shared, or the optimizer trains other tensors.
+      ModelError: a tensor cannot be shared, or the optimizer trains other tensors; or ``model`` is
+        no stage of ``whole``.
       DaemonGone: the daemon ended meanwhile.
-      TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
+      TypeError: ``model`` or ``whole`` is no module, or ``optimizer`` no optimizer.
     """
     _check_types(model, optimizer)
+    if whole is not None and not isinstance(whole, nn.Module):
+        raise TypeError(f"whole must be a torch.nn.Module, got {type(whole).__name__}")
     path = socket_path or os.environ.get(SOCKET_VARIABLE)
     if path:
-        trained = TrainedParameters(model, optimizer)
-        part = part_of(model, trained.tensors, data_rank)
+        trained = TrainedParameters(model, optimizer, whole)
+        part = part_of(model, trained.tensors, data_rank, stage=whole is not None)
         connection, batches = DaemonConnection.open(path), FirstBatches(model)
         return Run(connection, trained, time.monotonic, callbacks, part, path, batches)
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
             total_steps = steps_from_environment()
-        return StandaloneRun(TrainedParameters(model, optimizer), callbacks, total_steps)
+        return StandaloneRun(TrainedParameters(model, optimizer, whole), callbacks, total_steps)
     raise NoDaemonError(
         "this process has no holdfast daemon",
         hint=(

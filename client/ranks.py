@@ -1,7 +1,8 @@
 """The ranks of a trainer: which part of the model this process holds, and its word with the daemon.
 
 A trainer of several processes (``torchrun``) holds one model in parts, each as a ``DTensor``
-(FSDP2, tensor parallel, HSDP), or copies of it (DistributedDataParallel). Each rank declares its
+(FSDP2, tensor parallel, HSDP), in stages (pipelines), or copies of it (DistributedDataParallel), or
+all of these. Each rank declares its
 parts as boxes of the unsharded tensors, and copies these boxes between its device and shared
 memory: nothing is gathered. The daemon hands its messages to all ranks at one step
 (``membership.peer.rank_gate``); here is a rank's side.
@@ -29,16 +30,21 @@ WORLD_SIZE_VARIABLE = "WORLD_SIZE"  # set by torchrun
 
 
 def part_of(
-    model: nn.Module, tensors: Sequence[SharedTensor], data_rank: int | None = None
+    model: nn.Module,
+    tensors: Sequence[SharedTensor],
+    data_rank: int | None = None,
+    *,
+    stage: bool = False,
 ) -> m.RankPart:
     """Return what this process holds of the model.
 
     Args:
       data_rank: the same for ranks that train on the same samples; None: by the model's meshes.
+      stage: ``model`` is a stage of a pipeline.
 
     Raises:
-      ModelError: the process is one of several that are not connected, or of too many; or
-        ``data_rank`` is no rank.
+      ModelError: the process is one of several that are not connected, or of too many; or it is
+        alone with a stage; or ``data_rank`` is no rank.
     """
     if not (dist.is_available() and dist.is_initialized()):
         named = os.environ.get(WORLD_SIZE_VARIABLE, "1")
@@ -51,14 +57,14 @@ def part_of(
                     f"for a single process unset {WORLD_SIZE_VARIABLE}"
                 ),
             )
-        return m.RankPart()
+        return _alone(tensors)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size == 1:
-        return m.RankPart()
+        return _alone(tensors)
     if world_size > m.RANKS_MAX:
         raise ModelError(f"{world_size} processes are one peer; at most {m.RANKS_MAX} can be")
     if data_rank is None:
-        data_rank = _data_rank(model, rank)
+        data_rank = _data_rank(model, rank, stage=stage)
     elif not 0 <= data_rank < world_size:
         raise ModelError(f"data_rank is {data_rank}; it must be from 0 to {world_size - 1}")
     boxes = tuple(_box(tensor) for tensor in tensors)
@@ -66,15 +72,26 @@ def part_of(
     return m.RankPart(rank, world_size, data_rank, () if whole else boxes)
 
 
+def _alone(tensors: Sequence[SharedTensor]) -> m.RankPart:
+    absent = next((each.spec.name for each in tensors if each.absent), None)
+    if absent is not None:
+        raise ModelError(
+            f"this process is alone and its stage lacks {absent!r} of the whole model",
+            hint="start as many processes as the pipeline has stages (`torchrun --nproc-per-node`)",
+        )
+    return m.RankPart()
+
+
 def _box(tensor: SharedTensor) -> m.TensorBox:
     shape = tensor.spec.shape
     return m.TensorBox((0,) * len(shape), shape) if tensor.box is None else tensor.box
 
 
-def _data_rank(model: nn.Module, rank: int) -> int:
+def _data_rank(model: nn.Module, rank: int, *, stage: bool) -> int:
     """Return a number that only ranks share which train on the same samples.
 
-    The ranks of a tensor parallel mesh do; those of an FSDP2 mesh, and copies of a model, do not.
+    The ranks of a tensor parallel mesh do, and the stages of a pipeline; those of an FSDP2 mesh,
+    and copies of a model or of a stage, do not.
     """
     for module in model.modules():
         mesh = _fsdp_mesh(module)
@@ -83,6 +100,10 @@ def _data_rank(model: nn.Module, rank: int) -> int:
             for coordinate, size in zip(mesh.get_coordinate() or (), mesh.shape, strict=True):
                 place = place * size + coordinate
             return place
+        if stage and isinstance(module, nn.parallel.DistributedDataParallel):
+            return dist.get_rank(module.process_group)
+    if stage:
+        return 0
     for parameter in model.parameters():
         if is_sharded(parameter):
             return int(parameter.device_mesh.mesh.min())  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ import holdfast
 
 CONTEXT = 16  # T: bytes before the one that is predicted
 WIDTH = 64  # C
-LAYERS = 2
+LAYERS = 4
 VOCABULARY = 256  # V: a token is a byte
 BATCH = 16  # B, in each process
 
@@ -39,6 +39,7 @@ class Model(nn.Module):
         self.first = nn.Linear(CONTEXT * WIDTH, WIDTH)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.embedding.weight = self.head.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return scores (B, V) of the byte that follows ``tokens`` (B, T)."""

@@ -22,7 +22,8 @@ Array = TypeVar("Array", Values, Counters)
 
 @frozen
 class BoxViews:
-    """A process's parts of a fragment in an arena, each in its tensor's dimensions.
+    """A process's parts of a fragment in an arena, each in its tensor's dimensions; none of what is
+    absent here.
 
     Attributes:
       values: of the floating tensors.
@@ -49,11 +50,12 @@ def _box_views(fragment: Array, tensors: Sequence[SharedTensor]) -> list[Array]:
     views, start = [], 0
     for tensor in tensors:
         end = start + _whole_count(tensor)
-        view = fragment[start:end].reshape(tensor.spec.shape)
-        if tensor.box is not None:
-            pairs = zip(tensor.box.start, tensor.box.shape, strict=True)
-            view = view[tuple(slice(first, first + length) for first, length in pairs)]
-        views.append(cast("Array", view))
+        if not tensor.absent:
+            view = fragment[start:end].reshape(tensor.spec.shape)
+            if tensor.box is not None:
+                pairs = zip(tensor.box.start, tensor.box.shape, strict=True)
+                view = view[tuple(slice(first, first + length) for first, length in pairs)]
+            views.append(cast("Array", view))
         start = end
     return views
 

@@ -25,6 +25,7 @@ is done at once.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -40,6 +41,11 @@ from .box_views import BoxViews
 from .copier import CudaCopier, Result, Transfer, WorkBeside
 from .host_merge import Piece, merge_pieces, merged_tensor, pieces_of
 from .tensors import SharedTensor
+
+# Of a parameter that two ranks have, so many values are compared; what the copies have trained is
+# unlike if it is this share of its norm apart. Sums in another order are far less.
+SAMPLE_COUNT = 1024
+UNLIKE = 0.1
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -89,6 +95,7 @@ class FragmentReplica:
         integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
         self._integer = _slices(integer)
+        held = [*self._floating, *self._integer]
         self._shared = shared
         self._shared_views = BoxViews.of(shared, index, floating, integer)
         self._posted = posted
@@ -101,7 +108,7 @@ class FragmentReplica:
         self._snapshot: Parts | None = None
         self._operation: Operation | None = None
         self._transfer: Awaited | None = None  # the operation waits for it
-        self._defers = any(self._copier.defers(each.tensor) for each in tensors)
+        self._defers = any(self._copier.defers(each.tensor) for each, _ in held)
         self.version = FOUNDING_VERSION
         self.written = False
         self.lost = False
@@ -191,12 +198,38 @@ class FragmentReplica:
           NotWholeError: the fragment is being fetched; ``load`` must follow.
         """
         self.finish()
+        if contributed and self._writes is not None:
+            self._compare_copies()
         if contributed and self._snapshot is None:
             self.load()  # nothing was trained since the post
         elif self._defers:
             self._begin(self._merge(contributed=contributed))
         else:
             self._merge_here(contributed=contributed)
+
+    def _compare_copies(self) -> None:
+        """Warn of a parameter of which another rank posted a copy that was trained otherwise.
+
+        The posted arena still has the last round's values: the ranks' next post of this fragment is
+        at least one common step away.
+        """
+        for number, ((tensor, place), part) in enumerate(
+            zip(self._floating, self._posted_views.values, strict=True)
+        ):
+            if self._is_written(tensor) or tensor.spec.kind != PARAMETER or not tensor.count:
+                continue
+            own = tensor.values(copy=False) if self._snapshot is None else self._snapshot[number]
+            some = slice(None, None, max(1, tensor.count // SAMPLE_COUNT))
+            theirs = part.reshape(-1)[some]
+            apart = self._anchor[place][some] - own[some].cpu().numpy() - theirs
+            if np.square(apart).sum() > UNLIKE**2 * np.square(theirs).sum():
+                warnings.warn(
+                    f"two ranks have copies of {tensor.spec.name!r} that they train differently,"
+                    " and one of them is lost with every round: let all ranks that have it add up"
+                    " its gradients (all_reduce; DistributedDataParallel does)",
+                    stacklevel=2,
+                )
+                return
 
     # ------------------------------------------------------------ operations
 
@@ -380,9 +413,12 @@ def _nothing() -> None:
 
 
 def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:
+    """Return the tensors that are here, each with its place in the anchor."""
     places = []
     start = 0
     for tensor in tensors:
+        if tensor.absent:
+            continue
         places.append((tensor, slice(start, start + tensor.count)))
         start += tensor.count
     return places

@@ -5,7 +5,8 @@ All parameters and all persistent buffers are shared, each once, in the order an
 and assignments to buffers replace the tensor object. Wrappers (DistributedDataParallel,
 DataParallel, torch.compile) are left out of the names, so a peer with two GPUs and a peer with one
 declare the same layout. Of a tensor that is sharded over processes (a ``DTensor``) the whole is
-declared, and this process reads and writes its part, a box of the whole.
+declared, and this process reads and writes its part, a box of the whole. A stage of a pipeline
+declares all tensors of the whole model, and holds nothing of those of other stages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,12 +28,14 @@ from ..attach_errors import ModelError
 
 Values = NDArray[np.float32] | NDArray[np.int64]
 Holder = dict[str, torch.Tensor | None]  # a module's own table of parameters or buffers
+Entry = tuple[str, Holder, str, torch.Tensor]  # see ``entries_of``
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _UNSHARE = "give it memory of its own before holdfast.attach (`.clone()`)"
+NOTHING = TensorBox((0,), (0,))  # the part of a tensor that is in other stages alone
 _COMPILED = "_orig_mod"  # the one child of a torch.compile wrapper
 _PARALLEL = "module"  # the one child of a (Distributed)DataParallel wrapper
 
@@ -56,6 +59,11 @@ class SharedTensor:
     box: TensorBox | None = None
     reshard: Callable[[], None] | None = None
     written: Callable[[torch.Tensor], None] | None = None
+
+    @property
+    def absent(self) -> bool:
+        """The tensor is in other stages of a pipeline, and not in this process."""
+        return self.box is NOTHING
 
     @property
     def present(self) -> torch.Tensor | None:
@@ -127,34 +135,79 @@ class SharedTensor:
             self.written(present)
 
 
-def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
+def find_shared(model: nn.Module, whole: nn.Module | None = None) -> tuple[SharedTensor, ...]:
     """Find all shared tensors of a model; tied tensors appear once, under their first name.
 
+    Args:
+      whole: ``model`` is a stage of this one, of which the tensors' declarations are taken; may be
+        on the meta device. Tensors that the stage does not have are ``absent``.
+
     Raises:
-      ModelError: a tensor cannot be shared (it is named), or there is none.
+      ModelError: a tensor cannot be shared (it is named), or there is none; or the stage is none of
+        the whole model.
     """
-    found: list[SharedTensor] = []
     _refuse_flattened(model)
     _name_extra_state(model)
-    seen: dict[object, int] = {}  # a tensor's identity -> its index in ``found``
-    aliases: dict[int, list[str]] = {}
     reshard = _resharding(model)
     if reshard is not None:
         reshard()
-    for name, holder, key, tensor in entries_of(model):
-        first = next((seen[each] for each in identities_of(tensor) if each in seen), None)
-        if first is not None:
-            if name != found[first].spec.name:
-                aliases.setdefault(first, []).append(name)
-            continue
-        seen.update((each, len(found)) for each in identities_of(tensor))
-        found.append(SharedTensor(_spec(name, tensor), holder, key, box_of(name, tensor), reshard))
+    found = tuple(
+        SharedTensor(spec, holder, key, box_of(spec.name, tensor), reshard)
+        for spec, holder, key, tensor in _distinct(entries_of(model))
+    )
+    _refuse_overlaps(found)
+    if whole is not None:
+        found = _placed(found, [spec for spec, *_ in _distinct(entries_of(whole, meta=True))])
     if not found:
         raise ModelError(f"the model ({type(model).__name__}) has no parameters to share")
-    _refuse_overlaps(found)
-    for first, names in aliases.items():
-        found[first] = evolve(found[first], spec=evolve(found[first].spec, aliases=tuple(names)))
-    return tuple(found)
+    return found
+
+
+def _distinct(entries: Iterable[Entry]) -> list[tuple[TensorSpec, Holder, str, torch.Tensor]]:
+    """Return each tensor once, with its declaration, in which its other names are."""
+    specs: list[TensorSpec] = []
+    found: list[tuple[Holder, str, torch.Tensor]] = []
+    seen: dict[object, int] = {}  # a tensor's identity -> its index in ``found``
+    for name, holder, key, tensor in entries:
+        first = next((seen[each] for each in identities_of(tensor) if each in seen), None)
+        if first is None:
+            seen.update((each, len(found)) for each in identities_of(tensor))
+            specs.append(_spec(name, tensor))
+            found.append((holder, key, tensor))
+        elif name != specs[first].name:
+            specs[first] = evolve(specs[first], aliases=(*specs[first].aliases, name))
+    return [(spec, *each) for spec, each in zip(specs, found, strict=True)]
+
+
+def _placed(held: Sequence[SharedTensor], whole: Sequence[TensorSpec]) -> tuple[SharedTensor, ...]:
+    """Return a stage's tensors in the place, and under the names, that the whole model has."""
+    places = {name: place for place, spec in enumerate(whole) for name in _names(spec)}
+    placed = [SharedTensor(spec, {}, "", NOTHING) for spec in whole]
+    for tensor in held:
+        name = tensor.spec.name
+        found = {places.get(each) for each in _names(tensor.spec)}
+        place = found.pop()
+        if place is None:
+            raise ModelError(
+                f"tensor {name!r} of this stage is not in the whole model",
+                hint="build the stage such that its tensors keep the whole model's names: layers in"
+                " an nn.ModuleDict under their numbers, other stages' modules left out",
+            )
+        if found or not placed[place].absent:
+            raise ModelError(f"tensor {name!r} is tied otherwise in this stage than in the whole")
+        spec = whole[place]
+        own = evolve(tensor.spec, name=spec.name, aliases=spec.aliases)
+        if own != spec:
+            raise ModelError(
+                f"tensor {name!r} of this stage is a {own.kind} of {own.shape} in {own.dtype}, and"
+                f" in the whole model a {spec.kind} of {spec.shape} in {spec.dtype}"
+            )
+        placed[place] = evolve(tensor, spec=spec)
+    return tuple(placed)
+
+
+def _names(spec: TensorSpec) -> tuple[str, ...]:
+    return (spec.name, *spec.aliases)
 
 
 def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
@@ -182,15 +235,19 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield ".".join(kept), module
 
 
-def entries_of(model: nn.Module) -> Iterator[tuple[str, Holder, str, torch.Tensor]]:
-    """Iterate over all names of tensors to share: name, its module's table, its key, tensor."""
+def entries_of(model: nn.Module, *, meta: bool = False) -> Iterator[Entry]:
+    """Iterate over all names of tensors to share: name, its module's table, its key, tensor.
+
+    Args:
+      meta: take tensors without values, too.
+    """
     for prefix, module in _modules(model):
         parameters: Holder = module._parameters  # type: ignore[assignment]
         for holder in (parameters, module._buffers):
             for key, tensor in holder.items():
                 if tensor is not None and key not in module._non_persistent_buffers_set:
                     name = f"{prefix}.{key}" if prefix else key
-                    _require_plain(name, tensor)
+                    _require_plain(name, tensor, meta=meta)
                     yield name, holder, key, tensor
 
 
@@ -215,11 +272,11 @@ def _name_extra_state(model: nn.Module) -> None:
             )
 
 
-def _require_plain(name: str, tensor: torch.Tensor) -> None:
+def _require_plain(name: str, tensor: torch.Tensor, *, meta: bool) -> None:
     """Refuse a tensor without dense memory of its own."""
     if nn.parameter.is_lazy(tensor):
         raise ModelError(f"tensor {name!r} has no shape yet: run one batch before attaching")
-    if tensor.is_meta:
+    if tensor.is_meta and not meta:
         raise ModelError(f"tensor {name!r} is on the meta device and has no values to share")
     if tensor.layout != torch.strided:
         raise ModelError(f"tensor {name!r} is sparse; only dense ones can be shared")
@@ -229,7 +286,7 @@ def identities_of(tensor: torch.Tensor) -> Iterator[object]:
     """Yield keys that two names of one tensor share: the object, or the same view of one memory."""
     yield id(tensor)
     part = local_part(tensor.detach())
-    if part.numel():
+    if part.numel() and not part.is_meta:
         yield (part.data_ptr(), tuple(part.shape), part.stride(), part.dtype)
 
 

@@ -22,13 +22,21 @@ class TrainedParameters:
     A tensor may be replaced in its place, since its present one is shared; a parameter together
     with the optimizer's. What the optimizer trained beside the model stays the script's own.
 
+    Args:
+      whole: of which ``model`` is a stage, see ``find_shared``.
+
     Raises:
       ModelError: a tensor cannot be shared, or the optimizer trains none of the model's.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        whole: nn.Module | None = None,
+    ) -> None:
         self._model = model
-        self.tensors = find_shared(model)
+        self.tensors = find_shared(model, whole)
         self.optimizer = optimizer
         self._attached = [(each.spec.name, each.present) for each in self.tensors]
         trained, shared = list(self._trained()), self._shared()

@@ -55,17 +55,17 @@ def writers(layout: ModelLayout, parts: Sequence[RankPart]) -> list[list[int]]:
 
 
 def _require_exact(spec: TensorSpec, holders: dict[TensorBox, list[int]]) -> None:
-    for box, ranks in holders.items():
+    boxes = [box for box in holders if math.prod(box.shape)]
+    for box in boxes:
         fits = len(box.start) == len(box.shape) == len(spec.shape) and all(
             start + length <= full
             for start, length, full in zip(box.start, box.shape, spec.shape, strict=True)
         )
         if not fits:
             raise RankPartsError(
-                f"rank {ranks[0]} holds {_text(box)} of tensor {spec.name!r}, whose shape is"
+                f"rank {holders[box][0]} holds {_text(box)} of tensor {spec.name!r}, whose shape is"
                 f" {spec.shape}"
             )
-    boxes = [box for box in holders if math.prod(box.shape)]
     for number, box in enumerate(boxes):
         for other in boxes[:number]:
             if _overlap(box, other):
@@ -74,6 +74,11 @@ def _require_exact(spec: TensorSpec, holders: dict[TensorBox, list[int]]) -> Non
                     f" {spec.name!r} that overlap: {_text(other)} and {_text(box)}"
                 )
     held, whole = sum(math.prod(box.shape) for box in boxes), math.prod(spec.shape)
+    if whole and not held:
+        raise RankPartsError(
+            f"tensor {spec.name!r} is in no rank: the stages of a pipeline must together have all"
+            " tensors of the whole model"
+        )
     if held != whole:
         named = ", ".join(
             f"rank {holders[box][0]} {_text(box)}" for box in boxes[:VALUES_NAMED_MAX]
@@ -81,7 +86,7 @@ def _require_exact(spec: TensorSpec, holders: dict[TensorBox, list[int]]) -> Non
         more = ", ..." if len(boxes) > VALUES_NAMED_MAX else ""
         raise RankPartsError(
             f"{whole - held} of the {whole} values of tensor {spec.name!r} {spec.shape} are held by"
-            f" no rank: {named or 'nothing is held'}{more}"
+            f" no rank: {named}{more}"
         )
 
 

@@ -32,8 +32,9 @@ class TensorBox:
 class RankPart:
     """One process of a trainer, and what it holds of the model.
 
-    Ranks with the same ``data_rank`` train on the same samples (tensor parallel): their tokens
-    count once. ``boxes``: one for each tensor of the layout; empty: the whole model.
+    Ranks with the same ``data_rank`` train on the same samples (tensor parallel, pipelines): their
+    tokens count once. ``boxes``: one for each tensor of the layout; empty: the whole model. A box
+    without elements says that the rank holds nothing of its tensor, whatever its dimensions.
     """
 
     rank: int = field(default=0, validator=and_(ge(0), lt(RANKS_MAX)))

@@ -21,6 +21,7 @@ from holdfast.protocol import messages as m
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
+    SAMPLES_SLOT,
     STEP_SLOT,
     TOKENS_SLOT,
     WAITING_SLOT,
@@ -159,6 +160,17 @@ async def test_posts_are_one_and_tokens_count_once_for_each_data_rank(folder: Pa
             rank.send(m.Posted(9, 0, 3, tokens, 4, step_s, (), first_batches))
         assert (await events.until(m.Posted, 2)) == m.Posted(9, 0, 3, 12, 4, 0.4, (), b"5")
         assert (await events.until(m.Posted)).round == 8
+
+
+async def test_ranks_without_a_sampler_do_not_hold_up_those_that_have_one(folder: Path) -> None:
+    """A stage of a pipeline that reads no data; of the others the slowest counts."""
+    async with serving(folder) as (bridge, _events):
+        held = [part(rank, 4, rank // 3) for rank in range(4)]
+        _, posted = await loaded(bridge, await group(bridge, held))
+        assert bridge.samples() == {0: 0, 1: 0}
+        for rank, count in enumerate((9, 0, 8, 5)):
+            posted.rank_slots(rank)[SAMPLES_SLOT] = count
+        assert bridge.samples() == {0: 8, 1: 5}
 
 
 async def test_a_group_that_trained_no_tokens_counts_as_one(folder: Path) -> None:

@@ -75,6 +75,18 @@ def test_empty_parts_write_nothing() -> None:
     assert writers(layout((1, 2)), parts([rows(0, 1)], [rows(1, 0)])) == [[0], []]
 
 
+def test_an_empty_part_fits_every_tensor() -> None:
+    nothing = m.TensorBox((0,), (0,))
+    held = parts([m.TensorBox((), ()), nothing], [nothing, rows(0, 1)])
+    assert writers(layout((), (1, 2)), held) == [[0], [1]]
+
+
+def test_a_tensor_that_is_in_no_stage_is_named() -> None:
+    nothing = m.TensorBox((0,), (0,))
+    text = refusal(layout((1, 2), (1, 2)), parts([rows(0, 1), nothing], [nothing, nothing]))
+    assert text.startswith("tensor 't1' is in no rank: the stages of a pipeline must together")
+
+
 def test_a_tensor_of_no_dimension_and_one_without_values() -> None:
     model = layout((), (0, 3))
     held = [m.TensorBox((), ()), m.TensorBox((0, 0), (0, 3))]

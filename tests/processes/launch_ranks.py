@@ -26,6 +26,7 @@ IMPORTED = (
     "safetensors.torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
 

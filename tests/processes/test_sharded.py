@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from tests.processes.harness import Fleet, Status, contributing, in_sync, member, spec
-from tests.processes.sharded_trainer import INNER_LR, NAN_STEPS, Net, loss_of, samples
+from tests.processes.sharded_trainer import INNER_LR, NAN_STEPS, STAGES, Net, loss_of, samples
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "sharded_trainer.py"
 LAUNCHER = HERE / "launch_ranks.py"
-EXAMPLE = HERE.parents[1] / "examples" / "fsdp.py"
+EXAMPLES = HERE.parents[1] / "examples"
 
 
 SLOW = ("--pause", "0.03")
@@ -74,14 +74,14 @@ def join(
     )
 
 
-KINDS = {"plain": 1, "fsdp": 3, "tp": 2, "hsdp": 4, "fsdp-tp": 4}
-
+SHARDED = {"plain": 1, "fsdp": 3, "tp": 2, "hsdp": 4, "fsdp-tp": 4}
+PIPELINES = {"plain": 1, "pipe": 2, "pipe-fsdp": 4, "pipe-ddp": 4}
 
 ROUNDS, STEPS = 20, 4
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
-def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tensors]:
+def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]], *script: str) -> dict[str, Tensors]:
     """Run twenty rounds with these peers, by name, and return the weights in their trainers at the
     end.
     """
@@ -98,7 +98,7 @@ def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tenso
         )
     )
     for name, (kind, ranks) in kinds.items():
-        join(fleet, name, kind, ranks, founder=name == next(iter(kinds)))
+        join(fleet, name, kind, ranks, *script, founder=name == next(iter(kinds)))
     fleet.until_finished(*kinds)
     return {name: load_file(saved(fleet, name)) for name in kinds}
 
@@ -129,16 +129,34 @@ def learned_alone(count: int) -> Tensors:
 
 
 @pytest.mark.nightly
-def test_all_kinds_of_peers_learn_what_single_processes_learn(fleet: Fleet) -> None:
+@pytest.mark.parametrize("kinds", [SHARDED, PIPELINES], ids=["sharded", "pipelines"])
+def test_all_kinds_of_peers_learn_what_single_processes_learn(
+    fleet: Fleet, kinds: dict[str, int]
+) -> None:
     """Inner steps are plain SGD: only the order of sums in them differs."""
-    mixed = train(fleet, {kind: (kind, ranks) for kind, ranks in KINDS.items()})
-    alone = learned_alone(len(KINDS))
+    mixed = train(fleet, {kind: (kind, ranks) for kind, ranks in kinds.items()})
+    alone = learned_alone(len(kinds))
     for name, weights in mixed.items():
         assert weights.keys() == alone.keys()
         for key, tensor in weights.items():
             assert torch.equal(tensor, mixed["plain"][key]), (name, key)
             expected = alone[key].double()
             assert torch.allclose(tensor.double(), expected, rtol=1e-4, atol=1e-6), (name, key)
+
+
+@pytest.mark.nightly
+def test_a_pipeline_learns_exactly_what_one_process_learns_from_its_micro_batches(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """One peer trains alone, so that its updates are the run's, by either schedule."""
+    (expected,) = train(fleet, {"alone": ("accumulated", 1)}).values()
+    for schedule in ("gpipe", "1f1b"):
+        with closing_fleet(tmp_path / schedule) as other:
+            peers = {"alone": ("pipe", STAGES)}
+            (weights,) = train(other, peers, "--schedule", schedule).values()
+        assert weights.keys() == expected.keys()
+        for key, tensor in weights.items():
+            assert torch.equal(tensor, expected[key]), (schedule, key)
 
 
 class Roots:
@@ -203,6 +221,75 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
 
 
+@pytest.mark.nightly
+def test_a_rank_of_a_pipeline_dies(fleet: Fleet) -> None:
+    """A single process, two stages, and two copies of two stages, at each version with the same
+    bits.
+    """
+    roots, names = Roots(), ("plain", "pipe", "copies")
+
+    def contribute(status: Status) -> object:
+        roots.note(status)
+        return contributing(status, *names)
+
+    def restarted(_status: Status, name: str) -> object:
+        return fleet.peer(name)["trainer_restarts"]
+
+    fleet.start_master(spec(rounds=0))
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    join(fleet, "pipe", "pipe", 2, *SLOW)
+    join(fleet, "copies", "pipe-fsdp", 4, *SLOW)
+    for name, rank in (("pipe", 1), ("copies", 2)):
+        fleet.until(contribute, "all contribute")
+        os.kill(ranks_of(fleet.peer(name)["command_pid"])[rank], signal.SIGKILL)
+        fleet.until(partial(restarted, name=name), "its group is gone")
+    fleet.until(contribute, "all are back")
+    for _ in range(5):
+        roots.note(fleet.until_committed(1))
+    fleet.check_equal(*names)
+    goal = fleet.master()["committed"] + 3
+    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
+    fleet.until_finished(*names)
+    roots.check()
+    assert len(roots.seen) > 5
+    first, *others = (load_file(saved(fleet, name)) for name in names)
+    for weights in others:
+        assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
+
+
+def reload_all(fleet: Fleet, kind: str) -> None:
+    """Run a peer of two ranks, of which the second one's losses and weights become NaN."""
+    fault = fleet.folder / "fault"
+    fleet.start_master(spec(rounds=0) + f"[trainer]\nnan_steps = {NAN_STEPS}\n")
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    join(fleet, "ranks", kind, 2, *SLOW, "--fault", str(fault), "--momentum", "0.5")
+    fleet.until(lambda s: contributing(s, "plain", "ranks"), "both contribute")
+    pid, moved = fleet.peer("ranks")["command_pid"], fleet.peer("ranks")["state_received_bytes"]
+    text = "weights not finite: "  # losses tell of broken weights, or an update that comes first
+
+    def reported(status: Status, count: int) -> bool:
+        return sum(text in str(each["text"]) for each in status["events"]) == count
+
+    for count, what in enumerate(("loss", "weights"), 1):
+        whole = fault.with_suffix(".new")  # the rank may look at any moment
+        whole.write_text(what)
+        whole.rename(fault)
+        fleet.until(partial(reported, count=count), f"{what}: it is reported")
+        fleet.until_committed(2)
+        fleet.until(lambda s: contributing(s, "plain", "ranks"), "both contribute again")
+        status = fleet.peer("ranks")
+        assert (status["command_pid"], status["trainer_restarts"]) == (pid, 0)
+        assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
+    fleet.check_equal("plain", "ranks")
+    goal = fleet.master()["committed"] + 3
+    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
+    fleet.until_finished("plain", "ranks")
+    ours, theirs = (load_file(saved(fleet, name)) for name in ("plain", "ranks"))
+    for key, tensor in ours.items():
+        assert torch.equal(theirs[key], tensor), key
+        assert torch.isfinite(tensor).all(), key
+
+
 @pytest.mark.fault(
     "the loss of one of a peer's processes is not finite",
     "the hook",
@@ -210,35 +297,13 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
 )
 def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet) -> None:
     """Weights that one rank spoils are gathered by the others: then all losses are not finite."""
-    fault = fleet.folder / "fault"
-    fleet.start_master(spec(rounds=0) + f"[trainer]\nnan_steps = {NAN_STEPS}\n")
-    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
-    join(fleet, "fsdp", "fsdp", 2, *SLOW, "--fault", str(fault), "--momentum", "0.5")
-    fleet.until(lambda s: contributing(s, "plain", "fsdp"), "both contribute")
-    pid, moved = fleet.peer("fsdp")["command_pid"], fleet.peer("fsdp")["state_received_bytes"]
-    text = "weights not finite: "  # losses tell of broken weights, or an update that comes first
+    reload_all(fleet, "fsdp")
 
-    def reported(status: Status, count: int) -> bool:
-        return sum(text in str(each["text"]) for each in status["events"]) == count
 
-    for count, kind in enumerate(("loss", "weights"), 1):
-        whole = fault.with_suffix(".new")  # the rank may look at any moment
-        whole.write_text(kind)
-        whole.rename(fault)
-        fleet.until(partial(reported, count=count), f"{kind}: it is reported")
-        fleet.until_committed(2)
-        fleet.until(lambda s: contributing(s, "plain", "fsdp"), "both contribute again")
-        status = fleet.peer("fsdp")
-        assert (status["command_pid"], status["trainer_restarts"]) == (pid, 0)
-        assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
-    fleet.check_equal("plain", "fsdp")
-    goal = fleet.master()["committed"] + 3
-    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
-    fleet.until_finished("plain", "fsdp")
-    ours, theirs = (load_file(saved(fleet, name)) for name in ("plain", "fsdp"))
-    for key, tensor in ours.items():
-        assert torch.equal(theirs[key], tensor), key
-        assert torch.isfinite(tensor).all(), key
+@pytest.mark.nightly
+def test_a_loss_that_is_not_finite_in_the_last_stage_reloads_all(fleet: Fleet) -> None:
+    """No other stage has a loss."""
+    reload_all(fleet, "pipe")
 
 
 def momenta(file: Path) -> dict[str, torch.Tensor]:
@@ -391,18 +456,23 @@ def test_two_ranks_on_one_device_train_beside_a_single_process(
         assert all(torch.equal(mixed[key], tensor) for key, tensor in alone.items())
 
 
-def test_the_example_trains_as_two_processes_beside_one(fleet: Fleet) -> None:
-    fleet.start_master(spec(rounds=3, sync_every=4, contributors=2, pace="lockstep"))
-    for name, launch in (("single", ()), ("sharded", (str(LAUNCHER), "2"))):
+def test_the_examples_train_as_shards_and_as_a_pipeline_beside_one_process(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=3, sync_every=4, contributors=3, pace="lockstep"))
+    launch = (str(LAUNCHER), "2")
+    peers = {"single": ((), "fsdp.py"), "sharded": (launch, "fsdp.py")}
+    peers["pipeline"] = (launch, "pipeline.py")
+    for name, (how, script) in peers.items():
         fleet.join(
             name,
             "--save",
             str(fleet.folder / f"{name}.pt"),
             *("--meet", "{meeting}"),
             founder=name == "single",
-            command=(sys.executable, *launch, str(EXAMPLE)),
+            command=(sys.executable, *how, str(EXAMPLES / script)),
         )
-    fleet.until_finished("single", "sharded")
-    single, sharded = (torch.load(fleet.folder / f"{name}.pt") for name in ("single", "sharded"))
-    assert single.keys() == sharded.keys()
-    assert all(torch.equal(single[key], tensor) for key, tensor in sharded.items())
+    fleet.until_finished(*peers)
+    assert "copies of" not in fleet.nodes["pipeline"].log, "the tied gradients are added up"
+    single, *others = (torch.load(fleet.folder / f"{name}.pt") for name in peers)
+    for weights in others:
+        assert single.keys() == weights.keys()
+        assert all(torch.equal(single[key], tensor) for key, tensor in weights.items())

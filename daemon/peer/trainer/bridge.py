@@ -117,8 +117,9 @@ class UnixBridge:
             if self._arenas is not None:
                 posted = self._arenas[1]
                 slots = posted.slots if rank < 0 else posted.rank_slots(rank)
-                count = int(slots[SAMPLES_SLOT])
-                trained[data_rank] = min(trained.get(data_rank, count), count)
+                count, other = int(slots[SAMPLES_SLOT]), trained.get(data_rank, 0)
+                # 0: maybe a stage of a pipeline, which needs no sampler.
+                trained[data_rank] = min(count, other) if count and other else max(count, other)
         return trained
 
     def end(self, kind: m.FailureKind, reason: str, sick_s: float) -> None:

@@ -138,7 +138,7 @@ class TrainerGroup:
             two = sorted((part.rank, first.hello.part.rank))
             return (
                 f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the"
-                " same one"
+                " same one, and the stages of a pipeline the same whole= beside it"
             )
         return ""
 
