@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import click
 from attrs import asdict, evolve
 
 from ...membership.planning.bandwidth import Bandwidth
+from ...membership.planning.inside import Host, Transformer, advise
 from ...membership.planning.predict import Conditions, Prediction, predict
 from ...membership.spec.spec import RunSpec
-from ...protocol.messages import MEMBERS_MAX
+from ...protocol.messages import MEMBERS_MAX, RANKS_MAX
 from .options import json_option
 
 PARAMETERS_MAX = 1e15
@@ -25,6 +26,11 @@ BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
 # Of a line's rate, what is left for tensor bytes: IP and TCP headers take 3.5 %, acknowledgements
 # of what comes the other way 2 %.
 PAYLOAD_SHARE = 0.94
+GPU_GB_MIN, GPU_GB_MAX = 1, 4096
+FACTOR_MAX = 1_000_000  # of a shape or a batch
+VOCABULARY = 32_000
+BATCH = (1, 2048)
+UPLOAD_BYTES_PER_S = 12.5e6  # an internet line of 100 Mbit/s, where --upload does not say
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
 
@@ -74,6 +80,74 @@ class NumberWithUnit(click.ParamType[float]):
                 ctx,
             )
         return amount
+
+
+class Factors(click.ParamType[tuple[int, ...]]):
+    """Whole numbers with an x between them, as in 32x4096.
+
+    Args:
+      counts: how many numbers there may be.
+      examples: valid values, for error messages.
+    """
+
+    def __init__(self, name: str, counts: Sequence[int], examples: str) -> None:
+        self.name = name
+        self._counts = counts
+        self._examples = examples
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):  # already converted
+            return value
+        words = str(value).lower().split("x")
+        numbers = tuple(int(word) for word in words if word.isdecimal())
+        if len(numbers) != len(words) or len(words) not in self._counts:
+            self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
+        if not all(1 <= number <= FACTOR_MAX for number in numbers):
+            self.fail(
+                f"{value!r} has a number that is not between 1 and {FACTOR_MAX}; "
+                f"examples: {self._examples}",
+                param,
+                ctx,
+            )
+        return numbers
+
+
+class Hosts(click.ParamType[tuple[Host, ...]]):
+    """The GPUs of a peer's hosts, as in 2x24,1x12: their number and GB of each."""
+
+    name = "hosts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Host, ...]:
+        if isinstance(value, tuple):  # already converted
+            return value
+        hosts = []
+        for word in str(value).split(","):
+            found = re.fullmatch(
+                r"\s*(?:(\d{1,9})\s*x\s*)?(\d{1,9}(?:\.\d+)?)\s*(?:GB)?\s*", word, re.I
+            )
+            if found is None:
+                self.fail(
+                    f"{word.strip()!r} is not a host's GPUs; examples: 24 (a GPU of 24 GB), 8x80, "
+                    "or 2x24,1x12 (two hosts)",
+                    param,
+                    ctx,
+                )
+            count, gb = int(found[1] or 1), float(found[2])
+            if count < 1 or not GPU_GB_MIN <= gb <= GPU_GB_MAX:
+                self.fail(
+                    f"{word.strip()!r}: a host has GPUs of {GPU_GB_MIN} to {GPU_GB_MAX} GB "
+                    "each; example: 2x24",
+                    param,
+                    ctx,
+                )
+            hosts.append(Host(count, gb * 1e9))
+        if sum(host.count for host in hosts) > RANKS_MAX:
+            self.fail(f"a peer has at most {RANKS_MAX} GPUs; example: 8x80,8x80", param, ctx)
+        return tuple(hosts)
 
 
 COUNT = NumberWithUnit(
@@ -128,6 +202,21 @@ LINE = NumberWithUnit(
     default="50ms",
     help="Round-trip time between two machines, as ping reports it.",
 )
+@click.option(
+    "--gpus",
+    type=Hosts(),
+    help="GPUs of a peer's hosts, number x GB: 24, 8x80, 2x24,1x12. Says which layout fits.",
+)
+@click.option(
+    "--shape",
+    type=Factors("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary"),
+    help="With --gpus: layers x width of the model, and x vocabulary (default: by --params).",
+)
+@click.option(
+    "--batch",
+    type=Factors("batch", (2,), "1x2048 or 8x1024"),
+    help="With --gpus: sequences x tokens that a GPU takes at a time (1x2048).",
+)
 @json_option
 def plan(
     run_tomls: tuple[Path, ...],
@@ -138,23 +227,46 @@ def plan(
     upload: float | None,
     download: float | None,
     latency: float,
+    gpus: tuple[Host, ...] | None,
+    shape: tuple[int, ...] | None,
+    batch: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     """Predict the utilisation of a run's trainers, for one run.toml or for several side by side.
 
     All peers are assumed alike: same step time, same line; 94 % of it carries tensors. No daemon is
-    needed. What to change where trainers wait: docs/choosing.md.
+    needed. What to change where trainers wait: docs/choosing.md. With --gpus it says which layout
+    of the model fits inside a peer, and needs --params alone: docs/large-models.md.
 
     \b
     Examples:
       holdfast config plan run.toml --params 1.3B --step-time 2s --peers 8 --bandwidth 100mbit
       holdfast config plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
+      holdfast config plan --gpus 2x24,1x12 --params 3B
     """
     from ...membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
     from ..spec_file import read_spec
-    from .plan_table import show_plan
+    from .plan_table import show_advice, show_plan
 
     specs = {str(path): read_spec(path) for path in run_tomls}
+    if gpus is not None:
+        if params is None:
+            raise click.UsageError("give also --params 7B")
+        if step_time is not None or peers is not None or len(specs) > 1:
+            raise click.UsageError(
+                "--gpus asks what fits inside a peer: leave --step-time and --peers out, and give "
+                "one RUN_TOML at most"
+            )
+        spec = next(iter(specs.values()), RunSpec())
+        model = _transformer(params, shape, batch or BATCH)
+        advice = advise(model, gpus, spec, upload or bandwidth or UPLOAD_BYTES_PER_S)
+        if as_json:
+            click.echo(json.dumps(asdict(advice), indent=2))
+        else:
+            show_advice(advice)
+        return
+    if shape or batch:
+        raise click.UsageError("--shape and --batch go with --gpus, as in --gpus 2x24,1x12")
     peers = peers or next((spec.membership.contributors for spec in specs.values()), 0)
     up, down = upload or bandwidth, download or bandwidth
     if not specs or params is None or step_time is None or peers < 2 or up is None or down is None:
@@ -184,6 +296,20 @@ def plan(
         click.echo(json.dumps(answer, indent=2))
     else:
         show_plan(conditions, specs, found)
+
+
+def _transformer(
+    params: float, shape: tuple[int, ...] | None, batch: tuple[int, ...]
+) -> Transformer:
+    tokens = math.prod(batch)
+    if shape is None:
+        return Transformer.usual(params, VOCABULARY, tokens)
+    layers, width, vocabulary = (*shape, VOCABULARY)[:3]
+    if layers > width:
+        raise click.UsageError(
+            f"--shape is layers x width: {width}x{layers} in place of {layers}x{width}"
+        )
+    return Transformer(params, layers, width, vocabulary, tokens)
 
 
 def _on_the_line(found: Prediction) -> Prediction:
