@@ -13,7 +13,7 @@ import click
 from attrs import asdict, evolve
 
 from ...membership.planning.bandwidth import Bandwidth
-from ...membership.planning.inside import Host, Transformer, advise
+from ...membership.planning.inside import GpuHost, Transformer, advise
 from ...membership.planning.predict import Conditions, Prediction, predict
 from ...membership.spec.spec import RunSpec
 from ...protocol.messages import MEMBERS_MAX, RANKS_MAX
@@ -26,10 +26,9 @@ BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
 # Of a line's rate, what is left for tensor bytes: IP and TCP headers take 3.5 %, acknowledgements
 # of what comes the other way 2 %.
 PAYLOAD_SHARE = 0.94
-GPU_GB_MIN, GPU_GB_MAX = 1, 4096
-FACTOR_MAX = 1_000_000  # of a shape or a batch
+FACTOR_MAX = 1_000_000
 VOCABULARY = 32_000
-BATCH = (1, 2048)
+TOKENS = 2048
 UPLOAD_BYTES_PER_S = 12.5e6  # an internet line of 100 Mbit/s, where --upload does not say
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
@@ -82,72 +81,38 @@ class NumberWithUnit(click.ParamType[float]):
         return amount
 
 
-class Factors(click.ParamType[tuple[int, ...]]):
-    """Whole numbers with an x between them, as in 32x4096.
+class Products(click.ParamType[tuple[tuple[int, ...], ...]]):
+    """Products of whole numbers, with a comma between them, as in 2x24,1x12.
 
     Args:
-      counts: how many numbers there may be.
+      factors: how many numbers each may have; each is from 1 to a million.
+      several: whether there may be more than one product.
       examples: valid values, for error messages.
     """
 
-    def __init__(self, name: str, counts: Sequence[int], examples: str) -> None:
+    def __init__(
+        self, name: str, factors: Sequence[int], examples: str, *, several: bool = False
+    ) -> None:
         self.name = name
-        self._counts = counts
+        self._factors = factors
         self._examples = examples
+        self._several = several
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):  # already converted
-            return value
-        words = str(value).lower().split("x")
-        numbers = tuple(int(word) for word in words if word.isdecimal())
-        if len(numbers) != len(words) or len(words) not in self._counts:
+    ) -> tuple[tuple[int, ...], ...]:
+        words = [each.lower().split("x") for each in str(value).split(",")]
+        try:
+            products = tuple(tuple(map(int, product)) for product in words)
+        except ValueError:
+            products = ()
+        if (
+            not 1 <= len(products) <= (MEMBERS_MAX if self._several else 1)
+            or any(len(product) not in self._factors for product in products)
+            or not all(1 <= number <= FACTOR_MAX for product in products for number in product)
+        ):
             self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
-        if not all(1 <= number <= FACTOR_MAX for number in numbers):
-            self.fail(
-                f"{value!r} has a number that is not between 1 and {FACTOR_MAX}; "
-                f"examples: {self._examples}",
-                param,
-                ctx,
-            )
-        return numbers
-
-
-class Hosts(click.ParamType[tuple[Host, ...]]):
-    """The GPUs of a peer's hosts, as in 2x24,1x12: their number and GB of each."""
-
-    name = "hosts"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Host, ...]:
-        if isinstance(value, tuple):  # already converted
-            return value
-        hosts = []
-        for word in str(value).split(","):
-            found = re.fullmatch(
-                r"\s*(?:(\d{1,9})\s*x\s*)?(\d{1,9}(?:\.\d+)?)\s*(?:GB)?\s*", word, re.I
-            )
-            if found is None:
-                self.fail(
-                    f"{word.strip()!r} is not a host's GPUs; examples: 24 (a GPU of 24 GB), 8x80, "
-                    "or 2x24,1x12 (two hosts)",
-                    param,
-                    ctx,
-                )
-            count, gb = int(found[1] or 1), float(found[2])
-            if count < 1 or not GPU_GB_MIN <= gb <= GPU_GB_MAX:
-                self.fail(
-                    f"{word.strip()!r}: a host has GPUs of {GPU_GB_MIN} to {GPU_GB_MAX} GB "
-                    "each; example: 2x24",
-                    param,
-                    ctx,
-                )
-            hosts.append(Host(count, gb * 1e9))
-        if sum(host.count for host in hosts) > RANKS_MAX:
-            self.fail(f"a peer has at most {RANKS_MAX} GPUs; example: 8x80,8x80", param, ctx)
-        return tuple(hosts)
+        return products
 
 
 COUNT = NumberWithUnit(
@@ -179,6 +144,11 @@ LINE = NumberWithUnit(
     "100mbit, 1gbit or 12MB/s",
 )
 
+# Of a host its GPUs and the GB of each; layers, width and vocabulary; sequences and tokens.
+GPUS = Products("hosts", (1, 2), "24 (a GPU of 24 GB), 8x80, 2x24,1x12 (two hosts)", several=True)
+SHAPE = Products("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary")
+BATCH = Products("batch", (2,), "1x2048 or 8x1024")
+
 
 @click.command()
 @click.argument("run_tomls", type=click.Path(path_type=Path), nargs=-1, metavar="RUN_TOML...")
@@ -204,17 +174,17 @@ LINE = NumberWithUnit(
 )
 @click.option(
     "--gpus",
-    type=Hosts(),
+    type=GPUS,
     help="GPUs of a peer's hosts, number x GB: 24, 8x80, 2x24,1x12. Says which layout fits.",
 )
 @click.option(
     "--shape",
-    type=Factors("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary"),
+    type=SHAPE,
     help="With --gpus: layers x width of the model, and x vocabulary (default: by --params).",
 )
 @click.option(
     "--batch",
-    type=Factors("batch", (2,), "1x2048 or 8x1024"),
+    type=BATCH,
     help="With --gpus: sequences x tokens that a GPU takes at a time (1x2048).",
 )
 @json_option
@@ -227,9 +197,9 @@ def plan(
     upload: float | None,
     download: float | None,
     latency: float,
-    gpus: tuple[Host, ...] | None,
-    shape: tuple[int, ...] | None,
-    batch: tuple[int, ...] | None,
+    gpus: tuple[tuple[int, ...], ...] | None,
+    shape: tuple[tuple[int, ...], ...] | None,
+    batch: tuple[tuple[int, ...], ...] | None,
     as_json: bool,
 ) -> None:
     """Predict the utilisation of a run's trainers, for one run.toml or for several side by side.
@@ -258,8 +228,12 @@ def plan(
                 "one RUN_TOML at most"
             )
         spec = next(iter(specs.values()), RunSpec())
-        model = _transformer(params, shape, batch or BATCH)
-        advice = advise(model, gpus, spec, upload or bandwidth or UPLOAD_BYTES_PER_S)
+        tokens = math.prod(batch[0]) if batch else TOKENS
+        model = _transformer(params, shape[0] if shape else None, tokens)
+        hosts = [GpuHost((1, *host)[-2], host[-1] * 1e9) for host in gpus]
+        if sum(host.count for host in hosts) > RANKS_MAX:
+            raise click.UsageError(f"a peer has at most {RANKS_MAX} GPUs, as in --gpus 8x80,8x80")
+        advice = advise(model, hosts, spec, upload or bandwidth or UPLOAD_BYTES_PER_S)
         if as_json:
             click.echo(json.dumps(asdict(advice), indent=2))
         else:
@@ -298,17 +272,12 @@ def plan(
         show_plan(conditions, specs, found)
 
 
-def _transformer(
-    params: float, shape: tuple[int, ...] | None, batch: tuple[int, ...]
-) -> Transformer:
-    tokens = math.prod(batch)
+def _transformer(params: float, shape: tuple[int, ...] | None, tokens: int) -> Transformer:
     if shape is None:
         return Transformer.usual(params, VOCABULARY, tokens)
     layers, width, vocabulary = (*shape, VOCABULARY)[:3]
     if layers > width:
-        raise click.UsageError(
-            f"--shape is layers x width: {width}x{layers} in place of {layers}x{width}"
-        )
+        raise click.UsageError(f"--shape is layers x width: {width}x{layers}?")
     return Transformer(params, layers, width, vocabulary, tokens)
 
 

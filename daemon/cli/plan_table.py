@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
-from ...membership.planning.inside import GPU_FLOPS, STAGES_MIN, Advice, Fit, Host, largest_host
+from ...membership.planning.inside import GPU_FLOPS, STAGES_MIN, Advice, Fit, GpuHost, largest_host
 from ...membership.planning.predict import Conditions, Prediction
 from ...membership.spec.spec import RunSpec
 from .run_tables import plain_table
@@ -128,7 +128,7 @@ def show_advice(advice: Advice) -> None:
     console.print(f"\n{_across_the_internet(advice)}")
 
 
-def _gpus(host: Host) -> str:
+def _gpus(host: GpuHost) -> str:
     return f"{host.count} x {host.gpu_bytes / 1e9:g} GB"
 
 
@@ -187,14 +187,9 @@ def _across_the_internet(advice: Advice) -> str:
         f"(an RTX 4090 in training), uploads {rate(bf16)} if it never waits. On "
         f"{rate(advice.line_bits_per_s)} it computes {part(in_bf16)} of its time; with activations "
         f"and gradients in 4.25 bits ({rate(nf4)}), whose loss is not measured, {part(in_nf4)}. "
-        f"Training on 20 tokens a parameter takes such GPUs {_long(advice.optimal_s)} at least."
+        f"Training on 20 tokens a parameter takes such GPUs {advice.optimal_s / YEAR_S:.2g} "
+        "years at least."
     )
-
-
-def _long(amount_s: float) -> str:
-    if amount_s >= YEAR_S:
-        return f"{amount_s / YEAR_S:.1f} years"
-    return f"{amount_s / DAY_S:.2g} days"
 
 
 # ---------------------------------------------------------------- formatted figures

@@ -78,7 +78,7 @@ class Transformer:
 
 
 @frozen
-class Host:
+class GpuHost:
     """A host of the peer: ``count`` GPUs of ``gpu_bytes`` each."""
 
     count: int = field(validator=ge(1))
@@ -142,7 +142,7 @@ def gpu_bytes_needed(
     return states_bytes + kept_bytes + working_bytes + CONTEXT_BYTES
 
 
-def judge(model: Transformer, hosts: Sequence[Host]) -> list[Fit]:
+def judge(model: Transformer, hosts: Sequence[GpuHost]) -> list[Fit]:
     """Return all layouts, the simplest first, each without and with recomputation."""
     gpu_count, n = sum(host.count for host in hosts), len(hosts)
     values, hidden = model.value_count, model.width * model.tokens
@@ -178,7 +178,7 @@ def judge(model: Transformer, hosts: Sequence[Host]) -> list[Fit]:
 
 def _fit(
     model: Transformer,
-    hosts: Sequence[Host],
+    hosts: Sequence[GpuHost],
     stages: Sequence[Sequence[int]],
     layout: str,
     moved: Sequence[float],
@@ -258,7 +258,7 @@ class Advice:
     """
 
     model: Transformer
-    hosts: tuple[Host, ...]
+    hosts: tuple[GpuHost, ...]
     fits: tuple[Fit, ...]
     chosen: Fit
     alone: bool
@@ -274,7 +274,7 @@ class Advice:
 
 
 def advise(
-    model: Transformer, hosts: Sequence[Host], spec: RunSpec, upload_bytes_per_s: float
+    model: Transformer, hosts: Sequence[GpuHost], spec: RunSpec, upload_bytes_per_s: float
 ) -> Advice:
     fits = judge(model, hosts)
     chosen = simplest(fits)
@@ -321,7 +321,7 @@ def simplest(fits: Sequence[Fit]) -> Fit:
     return next((fit for fit in fits if fit.left_bytes >= 0), max(fits, key=lambda f: f.left_bytes))
 
 
-def fits_somehow(model: Transformer, hosts: Sequence[Host]) -> bool:
+def fits_somehow(model: Transformer, hosts: Sequence[GpuHost]) -> bool:
     if STATE_BYTES * model.value_count > sum(host.count * host.gpu_bytes for host in hosts):
         return False
     return simplest(judge(model, hosts)).left_bytes >= 0
@@ -336,11 +336,11 @@ def largest_that_fits(highest: float, fits: Callable[[float], bool]) -> float | 
     return low or None
 
 
-def largest_host(hosts: Sequence[Host]) -> Host:
+def largest_host(hosts: Sequence[GpuHost]) -> GpuHost:
     return max(hosts, key=lambda host: host.count * host.gpu_bytes)
 
 
-def hosts_lacking(model: Transformer, hosts: Sequence[Host]) -> int | None:
+def hosts_lacking(model: Transformer, hosts: Sequence[GpuHost]) -> int | None:
     """Return how many more hosts like the largest one make the model fit; ``None``: no number."""
     largest = largest_host(hosts)
     gpus_left = RANKS_MAX - sum(host.count for host in hosts)

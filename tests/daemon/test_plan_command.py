@@ -16,11 +16,9 @@ from holdfast.daemon.cli.plan_command import (
     LINE,
     PAYLOAD_SHARE,
     STEP_TIME,
-    Hosts,
     NumberWithUnit,
 )
 from holdfast.daemon.process.exit_codes import ExitCode
-from holdfast.membership.planning.inside import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
@@ -162,24 +160,25 @@ def test_the_documented_inside_is_the_real_output() -> None:
 
 
 def test_hosts_are_read_as_people_write_them() -> None:
-    one, two = Host(1, 24e9), Host(2, 24e9)
-    for text, hosts in (("24", (one,)), ("2X24GB, 1x24", (two, one)), ("1 x 24 GB", (one,))):
-        assert Hosts().convert(text, None, None) == hosts
+    for text, hosts in (("24", [(1, 24)]), ("2X24, 1 x 12", [(2, 24), (1, 12)])):
+        told = json.loads(plan("--gpus", text, "--params", "1B", "--json").stdout)["hosts"]
+        assert told == [{"count": count, "gpu_bytes": gb * 1e9} for count, gb in hosts]
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("--gpus many --params 7B", "'many' is not a host's GPUs; examples: 24 (a GPU of 24 GB)"),
-        ("--gpus 24,,12 --params 7B", "'' is not a host's GPUs"),
-        ("--gpus 0x24 --params 7B", "'0x24': a host has GPUs of 1 to 4096 GB each; example: 2x24"),
-        ("--gpus 1x24000 --params 7B", "a host has GPUs of 1 to 4096 GB each"),
+        ("--gpus many --params 7B", "'many' is not valid; examples: 24 (a GPU of 24 GB)"),
+        ("--gpus 24,,12 --params 7B", "'24,,12' is not valid"),
+        ("--gpus 0x24 --params 7B", "'0x24' is not valid; examples: 24"),
+        ("--gpus 1.5x24 --params 7B", "'1.5x24' is not valid"),
         ("--gpus 64x80 --params 7B", "a peer has at most 63 GPUs"),
         ("--gpus 24", "give also --params 7B"),
         ("--gpus 24 --params 7B --step-time 1", "leave --step-time and --peers out"),
         ("--gpus 24 --params 7B --shape 4096x32", "--shape is layers x width: 32x4096"),
         ("--gpus 24 --params 7B --shape 32", "'32' is not valid; examples: 32x4096"),
-        ("--gpus 24 --params 7B --batch 0x8", "not between 1 and 1000000; examples: 1x2048"),
+        ("--gpus 24 --params 7B --batch 0x8", "'0x8' is not valid; examples: 1x2048"),
+        ("--gpus 24 --params 7B --shape 32x4096,1x2", "'32x4096,1x2' is not valid"),
         ("--params 7B --batch 1x8", "--shape and --batch go with --gpus"),
     ],
 )

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from holdfast.membership.planning.inside import (
     CONTEXT_BYTES,
     Fit,
-    Host,
+    GpuHost,
     Transformer,
     advise,
     deal_layers,
@@ -221,7 +221,7 @@ def test_a_stage_takes_what_is_predicted(in_flight: int, recomputed: bool) -> No
 # ---------------------------------------------------------------- layouts
 
 
-def fits_by_name(model: Transformer, *hosts: Host) -> dict[tuple[str, bool], Fit]:
+def fits_by_name(model: Transformer, *hosts: GpuHost) -> dict[tuple[str, bool], Fit]:
     return {(fit.layout, fit.recomputed): fit for fit in judge(model, hosts)}
 
 
@@ -257,11 +257,11 @@ def test_layers_go_where_there_is_room() -> None:
 
 def test_the_simplest_that_fits_is_chosen() -> None:
     for count, hosts, layout, recomputed in (
-        (1e9, [Host(1, 24e9)], "plain", False),
-        (1.2e9, [Host(1, 24e9)], "plain", True),
-        (4e9, [Host(8, 24e9)], "FSDP2", False),
-        (2.5e9, [Host(2, 24e9), Host(1, 12e9)], "pipeline", True),
-        (20e9, [Host(4, 80e9), Host(4, 24e9)], "pipeline of hosts, FSDP2 in each", True),
+        (1e9, [GpuHost(1, 24e9)], "plain", False),
+        (1.2e9, [GpuHost(1, 24e9)], "plain", True),
+        (4e9, [GpuHost(8, 24e9)], "FSDP2", False),
+        (2.5e9, [GpuHost(2, 24e9), GpuHost(1, 12e9)], "pipeline", True),
+        (20e9, [GpuHost(4, 80e9), GpuHost(4, 24e9)], "pipeline of hosts, FSDP2 in each", True),
     ):
         fit = simplest(judge(usual(count), hosts))
         assert (fit.layout, fit.recomputed) == (layout, recomputed)
@@ -271,30 +271,30 @@ def test_the_simplest_that_fits_is_chosen() -> None:
 
 
 def test_layouts_that_make_no_difference_are_left_out() -> None:
-    assert {name for name, _ in fits_by_name(usual(1e9), Host(1, 24e9))} == {"plain"}
-    two = fits_by_name(usual(1e9), Host(1, 24e9), Host(1, 24e9))
+    assert {name for name, _ in fits_by_name(usual(1e9), GpuHost(1, 24e9))} == {"plain"}
+    two = fits_by_name(usual(1e9), GpuHost(1, 24e9), GpuHost(1, 24e9))
     assert {name for name, _ in two} == {"plain", "FSDP2", "pipeline"}
     flat = Transformer(1e9, 2, 6_454, 32_000, 2_048)
-    assert {name for name, _ in fits_by_name(flat, Host(4, 24e9))} == {"plain", "FSDP2"}
+    assert {name for name, _ in fits_by_name(flat, GpuHost(4, 24e9))} == {"plain", "FSDP2"}
 
 
 def test_what_crosses_the_network_between_hosts() -> None:
     model = usual(7e9)
     hidden = model.width * model.tokens
-    middle = fits_by_name(model, Host(1, 80e9), Host(2, 80e9), Host(1, 80e9))
+    middle = fits_by_name(model, GpuHost(1, 80e9), GpuHost(2, 80e9), GpuHost(1, 80e9))
     assert middle["plain", False].moved_bytes == (2 * 3 / 4 * 4 * 7e9,) * 3
     assert middle["FSDP2", False].moved_bytes == (3 * 3 / 4 * 2 * 7e9,) * 3
     assert middle["pipeline", True].moved_bytes == (4 * hidden, 8 * hidden, 4 * hidden)
     assert middle["plain", False].host_shares == (1, 1, 1)
     assert middle["FSDP2", False].host_shares == (1 / 4, 1 / 2, 1 / 4)
     assert sum(middle["pipeline", False].host_shares) == pytest.approx(1)
-    nested = fits_by_name(model, Host(4, 80e9), Host(4, 80e9))
+    nested = fits_by_name(model, GpuHost(4, 80e9), GpuHost(4, 80e9))
     moved = nested["pipeline of hosts, FSDP2 in each", False].moved_bytes
     assert moved == (4 * 2 * hidden,) * 2, "each GPU has a micro-batch of its own"
 
 
 def test_what_is_lacking_is_what_would_fit() -> None:
-    model, hosts = usual(7e9), [Host(2, 24e9), Host(1, 12e9)]
+    model, hosts = usual(7e9), [GpuHost(2, 24e9), GpuHost(1, 12e9)]
     advice = advise(model, hosts, RunSpec(), 12.5e6)
     assert advice.chosen.left_bytes < 0
     assert advice.hosts_lacking is not None
@@ -309,7 +309,7 @@ def test_what_is_lacking_is_what_would_fit() -> None:
 
 
 def test_a_batch_that_is_too_large_is_said_to_be() -> None:
-    model, hosts = usual(1e8, tokens=32_768), [Host(1, 8e9), Host(1, 8e9)]
+    model, hosts = usual(1e8, tokens=32_768), [GpuHost(1, 8e9), GpuHost(1, 8e9)]
     advice = advise(model, hosts, RunSpec(), 12.5e6)
     assert advice.largest_tokens is not None
     for tokens, fits in ((advice.largest_tokens, True), (advice.largest_tokens + 10, False)):
@@ -318,7 +318,7 @@ def test_a_batch_that_is_too_large_is_said_to_be() -> None:
 
 
 def test_hosts_hold_their_boxes_and_the_head_all() -> None:
-    model, hosts, spec = usual(1e9), [Host(1, 24e9), Host(1, 24e9)], RunSpec()
+    model, hosts, spec = usual(1e9), [GpuHost(1, 24e9), GpuHost(1, 24e9)], RunSpec()
     plain = advise(model, hosts, spec, 12.5e6)
     assert (plain.chosen.layout, plain.alone) == ("plain", True)
     assert plain.memory_bytes == (memory_bytes(spec, 1_000_000_000), 3 * 4e9 + PROGRAM_BYTES)
@@ -332,7 +332,7 @@ def test_hosts_hold_their_boxes_and_the_head_all() -> None:
 def test_stages_across_the_internet_need_what_the_design_says() -> None:
     """8 billion parameters, 8 stages of an RTX 4090: 983 Mbit/s in bf16, 261 in 4.25 bits."""
     model = Transformer(8e9, 32, 4_096, 128_256, 2_048)
-    advice = advise(model, [Host(8, 24e9)], RunSpec(), 12.5e6)
+    advice = advise(model, [GpuHost(8, 24e9)], RunSpec(), 12.5e6)
     assert [round(bits / 1e6) for bits in advice.upload_bits_per_s] == [983, 261]
     assert advice.stage_busy[1] == pytest.approx(0.38, abs=0.005)
     eight_bits = stage_upload_bytes_per_s(model, 8, bytes_per_value=1)
