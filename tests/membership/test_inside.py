@@ -135,7 +135,7 @@ def second_micro_batch(
 
 
 SHAPES = [
-    pytest.param((4, 256, 1_000), (2, 256), id="small"),
+    pytest.param((4, 256, 1_000), (8, 256), id="small"),
     pytest.param((2, 768, 50_257), (2, 1_024), id="many words"),
     pytest.param((3, 2_048, 32_000), (1, 2_048), id="wide"),
 ]
@@ -174,7 +174,9 @@ def ranks_that_answer_nothing(count: int) -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.parametrize(("size", "batch"), SHAPES[::2])
+@pytest.mark.parametrize(
+    ("size", "batch"), [pytest.param((8, 512, 1_000), (1, 64), id="gathered"), SHAPES[2]]
+)
 def test_a_shard_takes_what_is_predicted(
     size: tuple[int, int, int], batch: tuple[int, int], recomputed: bool
 ) -> None:
@@ -276,6 +278,14 @@ def test_layouts_that_make_no_difference_are_left_out() -> None:
     assert {name for name, _ in two} == {"plain", "FSDP2", "pipeline"}
     flat = Transformer(1e9, 2, 6_454, 32_000, 2_048)
     assert {name for name, _ in fits_by_name(flat, GpuHost(4, 24e9))} == {"plain", "FSDP2"}
+
+
+def test_only_the_last_stage_has_logits() -> None:
+    words = 1_000_000
+    model = Transformer.usual(1e9, words, 2_048)
+    first, last = fits_by_name(model, GpuHost(2, 80e9))["pipeline", False].needed_bytes
+    logits_bytes = 12 * words * 2_048
+    assert first < logits_bytes < last
 
 
 def test_what_crosses_the_network_between_hosts() -> None:
