@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import click
 from attrs import asdict, evolve
 
 from ...membership.planning.bandwidth import Bandwidth
+from ...membership.planning.inside import GpuHost, Transformer, advise
 from ...membership.planning.predict import Conditions, Prediction, predict
 from ...membership.spec.spec import RunSpec
-from ...protocol.messages import MEMBERS_MAX
+from ...protocol.messages import MEMBERS_MAX, RANKS_MAX
 from .options import json_option
 
 PARAMETERS_MAX = 1e15
@@ -25,6 +26,10 @@ BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
 # Of a line's rate, what is left for tensor bytes: IP and TCP headers take 3.5 %, acknowledgements
 # of what comes the other way 2 %.
 PAYLOAD_SHARE = 0.94
+FACTOR_MAX = 1_000_000
+VOCABULARY = 32_000
+TOKENS = 2048
+UPLOAD_BYTES_PER_S = 12.5e6  # an internet line of 100 Mbit/s, where --upload does not say
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
 
@@ -76,6 +81,40 @@ class NumberWithUnit(click.ParamType[float]):
         return amount
 
 
+class Products(click.ParamType[tuple[tuple[int, ...], ...]]):
+    """Products of whole numbers, with a comma between them, as in 2x24,1x12.
+
+    Args:
+      factors: how many numbers each may have; each is from 1 to a million.
+      several: whether there may be more than one product.
+      examples: valid values, for error messages.
+    """
+
+    def __init__(
+        self, name: str, factors: Sequence[int], examples: str, *, several: bool = False
+    ) -> None:
+        self.name = name
+        self._factors = factors
+        self._examples = examples
+        self._several = several
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, ...], ...]:
+        words = [each.lower().split("x") for each in str(value).split(",")]
+        try:
+            products = tuple(tuple(map(int, product)) for product in words)
+        except ValueError:
+            products = ()
+        if (
+            not 1 <= len(products) <= (MEMBERS_MAX if self._several else 1)
+            or any(len(product) not in self._factors for product in products)
+            or not all(1 <= number <= FACTOR_MAX for product in products for number in product)
+        ):
+            self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
+        return products
+
+
 COUNT = NumberWithUnit(
     "count",
     {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12},
@@ -105,6 +144,11 @@ LINE = NumberWithUnit(
     "100mbit, 1gbit or 12MB/s",
 )
 
+# Of a host its GPUs and the GB of each; layers, width and vocabulary; sequences and tokens.
+GPUS = Products("hosts", (1, 2), "24 (a GPU of 24 GB), 8x80, 2x24,1x12 (two hosts)", several=True)
+SHAPE = Products("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary")
+BATCH = Products("batch", (2,), "1x2048 or 8x1024")
+
 
 @click.command()
 @click.argument("run_tomls", type=click.Path(path_type=Path), nargs=-1, metavar="RUN_TOML...")
@@ -128,6 +172,21 @@ LINE = NumberWithUnit(
     default="50ms",
     help="Round-trip time between two machines, as ping reports it.",
 )
+@click.option(
+    "--gpus",
+    type=GPUS,
+    help="GPUs of a peer's hosts, number x GB: 24, 8x80, 2x24,1x12. Says which layout fits.",
+)
+@click.option(
+    "--shape",
+    type=SHAPE,
+    help="With --gpus: layers x width of the model, and x vocabulary (default: by --params).",
+)
+@click.option(
+    "--batch",
+    type=BATCH,
+    help="With --gpus: sequences x tokens that a GPU takes at a time (1x2048).",
+)
 @json_option
 def plan(
     run_tomls: tuple[Path, ...],
@@ -138,23 +197,50 @@ def plan(
     upload: float | None,
     download: float | None,
     latency: float,
+    gpus: tuple[tuple[int, ...], ...] | None,
+    shape: tuple[tuple[int, ...], ...] | None,
+    batch: tuple[tuple[int, ...], ...] | None,
     as_json: bool,
 ) -> None:
     """Predict the utilisation of a run's trainers, for one run.toml or for several side by side.
 
     All peers are assumed alike: same step time, same line; 94 % of it carries tensors. No daemon is
-    needed. What to change where trainers wait: docs/choosing.md.
+    needed. What to change where trainers wait: docs/choosing.md. With --gpus it says which layout
+    of the model fits inside a peer, and needs --params alone: docs/large-models.md.
 
     \b
     Examples:
       holdfast config plan run.toml --params 1.3B --step-time 2s --peers 8 --bandwidth 100mbit
       holdfast config plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
+      holdfast config plan --gpus 2x24,1x12 --params 3B
     """
     from ...membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
     from ..spec_file import read_spec
-    from .plan_table import show_plan
+    from .plan_table import show_advice, show_plan
 
     specs = {str(path): read_spec(path) for path in run_tomls}
+    if gpus is not None:
+        if params is None:
+            raise click.UsageError("give also --params 7B")
+        if step_time is not None or peers is not None or len(specs) > 1:
+            raise click.UsageError(
+                "--gpus asks what fits inside a peer: leave --step-time and --peers out, and give "
+                "one RUN_TOML at most"
+            )
+        spec = next(iter(specs.values()), RunSpec())
+        tokens = math.prod(batch[0]) if batch else TOKENS
+        model = _transformer(params, shape[0] if shape else None, tokens)
+        hosts = [GpuHost((1, *host)[-2], host[-1] * 1e9) for host in gpus]
+        if sum(host.count for host in hosts) > RANKS_MAX:
+            raise click.UsageError(f"a peer has at most {RANKS_MAX} GPUs, as in --gpus 8x80,8x80")
+        advice = advise(model, hosts, spec, upload or bandwidth or UPLOAD_BYTES_PER_S)
+        if as_json:
+            click.echo(json.dumps(asdict(advice), indent=2))
+        else:
+            show_advice(advice)
+        return
+    if shape or batch:
+        raise click.UsageError("--shape and --batch go with --gpus, as in --gpus 2x24,1x12")
     peers = peers or next((spec.membership.contributors for spec in specs.values()), 0)
     up, down = upload or bandwidth, download or bandwidth
     if not specs or params is None or step_time is None or peers < 2 or up is None or down is None:
@@ -184,6 +270,15 @@ def plan(
         click.echo(json.dumps(answer, indent=2))
     else:
         show_plan(conditions, specs, found)
+
+
+def _transformer(params: float, shape: tuple[int, ...] | None, tokens: int) -> Transformer:
+    if shape is None:
+        return Transformer.usual(params, VOCABULARY, tokens)
+    layers, width, vocabulary = (*shape, VOCABULARY)[:3]
+    if layers > width:
+        raise click.UsageError(f"--shape is layers x width: {width}x{layers}?")
+    return Transformer(params, layers, width, vocabulary, tokens)
 
 
 def _on_the_line(found: Prediction) -> Prediction:

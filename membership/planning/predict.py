@@ -242,6 +242,16 @@ def memory_bytes(spec: RunSpec, value_count: int) -> float:
     return 4 * value_count * models + copies * fragment_bytes + waiting + PROGRAM_BYTES
 
 
+def further_host_bytes(spec: RunSpec, value_count: int, share: float) -> float:
+    """Return the most memory of daemon and hook at a further host of a peer of several hosts.
+
+    It holds boxes with this share of the values: the shared values and the trainer's anchor, the
+    posted fragment, and with overlap the snapshot. The rest is at the head host.
+    """
+    copies = 1 + (spec.diloco.overlap_steps > 0)
+    return 4 * value_count * share * (2 + copies / spec.diloco.fragments) + PROGRAM_BYTES
+
+
 def _needed_bits_per_s(spec: RunSpec, conditions: Conditions) -> float:
     """Return the line, each way, on which no trainer waits: ``R <= min(tau, F K) s`` and ``X <= K
     s``.

@@ -22,6 +22,7 @@ from holdfast.daemon.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
+LARGE_MODELS = (ROOT / "docs" / "large-models.md").read_text()
 CASE = ("--params", "30M", "--step-time", "0.1", "--peers", "4", "--bandwidth", "50mbit")
 
 
@@ -144,3 +145,69 @@ def test_headers_take_their_part_of_the_line_that_was_told() -> None:
     payload_bits_per_s = 8 * found["round_bytes"] / found["transfer_s"]
     assert payload_bits_per_s == pytest.approx(PAYLOAD_SHARE * found["peak_bits_per_s"])
     assert payload_bits_per_s == pytest.approx(PAYLOAD_SHARE * 50e6, rel=0.02)
+
+
+# ---------------------------------------------------------------- inside a peer
+
+
+def test_the_documented_inside_is_the_real_output() -> None:
+    example = re.search(
+        r"<!-- inside: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", LARGE_MODELS, re.DOTALL
+    )
+    assert example is not None
+    told = plan(*example.group(1).split()[3:])
+    assert [line.rstrip() for line in told.stdout.splitlines()] == example.group(2).splitlines()
+
+
+def test_hosts_are_read_as_people_write_them() -> None:
+    for text, hosts in (("24", [(1, 24)]), ("2X24, 1 x 12", [(2, 24), (1, 12)])):
+        told = json.loads(plan("--gpus", text, "--params", "1B", "--json").stdout)["hosts"]
+        assert told == [{"count": count, "gpu_bytes": gb * 1e9} for count, gb in hosts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--gpus many --params 7B", "'many' is not valid; examples: 24 (a GPU of 24 GB)"),
+        ("--gpus 24,,12 --params 7B", "'24,,12' is not valid"),
+        ("--gpus 0x24 --params 7B", "'0x24' is not valid; examples: 24"),
+        ("--gpus 1.5x24 --params 7B", "'1.5x24' is not valid"),
+        ("--gpus 64x80 --params 7B", "a peer has at most 63 GPUs"),
+        ("--gpus 24", "give also --params 7B"),
+        ("--gpus 24 --params 7B --step-time 1", "leave --step-time and --peers out"),
+        ("--gpus 24 --params 7B --shape 4096x32", "--shape is layers x width: 32x4096"),
+        ("--gpus 24 --params 7B --shape 32", "'32' is not valid; examples: 32x4096"),
+        ("--gpus 24 --params 7B --batch 0x8", "'0x8' is not valid; examples: 1x2048"),
+        ("--gpus 24 --params 7B --shape 32x4096,1x2", "'32x4096,1x2' is not valid"),
+        ("--params 7B --batch 1x8", "--shape and --batch go with --gpus"),
+    ],
+)
+def test_nonsense_about_gpus_is_answered_with_an_example(arguments: str, named: str) -> None:
+    told = plan(*arguments.split())
+    assert told.exit_code == ExitCode.USAGE
+    assert named in told.stderr
+
+
+def test_what_does_not_fit_is_told_what_would() -> None:
+    told = " ".join(plan("--gpus", "2x24,1x12", "--params", "7B").stdout.split())
+    assert "Nothing fits. Least is lacking with FSDP2, activations recomputed" in told
+    assert re.search(r"It would take \d more of 2 x 24 GB or a model of 2.\d+ billion", told)
+    assert "Stages across the internet do not pay: each of 3," in told
+    alone = " ".join(plan("--gpus", "8,8", "--params", "100M", "--upload", "10gbit").stdout.split())
+    assert "let each join as a peer of its own" in alone
+    assert "are not built, though a line might carry them" in alone
+
+
+def test_json_has_all_layouts_and_the_run_toml_counts() -> None:
+    Path("streaming.toml").write_text("[diloco]\nfragments = 25\noverlap = 2\n")
+    arguments = ("--gpus", "2x24,1x12", "--params", "2B", "--batch", "2x512", "--json")
+    whole = json.loads(plan(*arguments).stdout)
+    assert len(whole["fits"]) == 6
+    assert whole["chosen"] in whole["fits"]
+    assert whole["model"]["tokens"] == 1_024
+    parts = json.loads(plan("streaming.toml", *arguments).stdout)
+    for one, other in zip(parts["memory_bytes"], whole["memory_bytes"], strict=True):
+        assert one < other
+    assert parts["round_bytes"][1] == pytest.approx(whole["round_bytes"][1] / 25)
+    shaped = json.loads(plan(*arguments, "--shape", "10x4096x500").stdout)["model"]
+    assert (shaped["layers"], shaped["width"], shaped["vocabulary"]) == (10, 4_096, 500)
