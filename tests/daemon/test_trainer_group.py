@@ -139,9 +139,9 @@ async def test_messages_wait_for_all_ranks_to_stand_at_one_step(folder: Path) ->
         posted.rank_slots(1)[STEP_SLOT] = 7  # it has missed the name
         posted.rank_slots(0)[STEP_SLOT] = 6
         await got(ranks[0], m.RankPassOn)
-        await until(lambda: int(shared.slots[1]) == 8)
+        await until(lambda: int(shared.slots[1]) == 9)
         for rank in ranks:
-            rank.send(m.RankWaits(8, False))
+            rank.send(m.RankWaits(9, False))
         assert await handed(ranks, 1) == [[opened]] * 2
         assert int(shared.slots[MAIL_SLOT]) == 3
 

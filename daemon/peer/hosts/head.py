@@ -184,6 +184,7 @@ class Head:
     async def _on_message(self, peer: str, message: m.Message) -> None:
         host = self._hosts.get(peer)
         if host is not None and host.gone:
+            self._went(host)
             host = None
         match message:
             case m.HostHello():
@@ -228,13 +229,17 @@ class Head:
             self.places.came(host)
             self.slots_changed()
             await link.lost.wait()
-            self.places.went(host, link.reason)
+            self._went(host)
+            nursery.cancel_scope.cancel()
+
+    def _went(self, host: HostPeer) -> None:
+        """Take note, once, that a host's link is lost."""
+        if self._hosts.get(host.peer) is host:
+            del self._hosts[host.peer]
+            self.places.went(host, host.link.reason)
             host.changed.notify_all()
             for channel in [*host.ranks.values(), *host.samplers.values()]:
                 channel.close()
-            if self._hosts.get(peer) is host:
-                del self._hosts[peer]
-            nursery.cancel_scope.cancel()
 
     async def _send(self, link: Link, to_send: trio.MemoryReceiveChannel[m.Message]) -> None:
         try:

@@ -146,6 +146,16 @@ class TrainerGroup:
                 f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the"
                 " same one"
             )
+        if first is not None and first.hello.software != hello.software:
+            return (
+                f"rank {part.rank} has {hello.software} and rank {first.hello.part.rank} has"
+                f" {first.hello.software}: install the same one on all hosts"
+            )
+        if first is not None and first.hello.script != hello.script:
+            return (
+                f"rank {part.rank} runs another script than rank {first.hello.part.rank}: copy the"
+                " same one to all hosts"
+            )
         return ""
 
     def missing(self) -> str:
