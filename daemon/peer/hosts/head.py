@@ -361,8 +361,11 @@ class Head:
                         await self._bring(host, group, fragment)
             if not group.ended:
                 group.tell(message)
-            if isinstance(message, m.RoundEnded | m.Load):
-                self.places.boundary()
+            self.passed(message)
+
+    def passed(self, message: m.Message) -> None:
+        if isinstance(message, m.RoundEnded | m.Load):
+            self.places.boundary()
 
     async def _bring(self, host: HostPeer, group: TrainerGroup, fragment: int) -> None:
         """Wait until a host has the boxes of the present version of a fragment."""

@@ -260,11 +260,7 @@ class Host:
         return head_of(self.site)
 
     async def run_link(self, link_wait_s: float) -> str:
-        """Be the head's host as long as one link lives; return why it ended.
-
-        Raises:
-          PeerLostError: no link came up in time; the reason says why.
-        """
+        """Be the head's host as long as one link lives; return why it ended, or never was."""
         members = (
             member_info(self.head, "", 0, tuple(map(str, self.site.addresses))),
             member_info(self.me, self.name, 1),
@@ -273,7 +269,11 @@ class Host:
             self._nursery = nursery
             await nursery.start(self._hub.run)
             self._hub.set_members(members)
-            link = await self._hub.link(self.head, link_wait_s)
+            try:
+                link = await self._hub.link(self.head, link_wait_s)
+            except PeerLostError as error:
+                nursery.cancel_scope.cancel()
+                return error.reason
             self.linked = True
             self._queue, to_send = trio.open_memory_channel[m.Message](math.inf)
             try:

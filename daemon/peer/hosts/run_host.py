@@ -11,7 +11,7 @@ import trio
 from attrs import frozen
 
 from ....protocol.enrolment import enrol
-from ....protocol.errors import EvictedError, PeerLostError, RemoteProtocolError, UserError
+from ....protocol.errors import EvictedError, RemoteProtocolError, UserError
 from ....protocol.network.sockets import SocketNetwork
 from ....protocol.trust.authority import Party
 from ....protocol.trust.credentials import Credentials
@@ -103,7 +103,7 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
             if host.finished:
                 screen.tell("the run is finished")
                 return
-        except (OSError, PeerLostError) as error:
+        except OSError as error:
             why = str(error)
         except EvictedError as error:
             raise UserError(error.reason, exit_code=ExitCode.REFUSED) from error

@@ -59,6 +59,10 @@ class FurtherRanks(Protocol):
         """Tell all ranks a message, in order, once what it announces is at all hosts."""
         ...
 
+    def passed(self, message: m.Message) -> None:
+        """Take note that the trainer was told a message."""
+        ...
+
     def slots_changed(self) -> None:
         """Carry the slots of the shared arena that ranks look at."""
         ...
@@ -129,6 +133,8 @@ class UnixBridge:
                     self.further.tell(self.group, message)
         elif self._alone is not None:
             self._alone.send(message)
+            if self.further is not None:
+                self.further.passed(message)
 
     def samples(self) -> dict[int, int]:
         trained: dict[int, int] = {}
