@@ -51,6 +51,7 @@ class HostPlaces:
 
     Attributes:
       hint: what starts a further host; set once it is known.
+      used: further hosts that take part in the command now.
       why_waiting: why the command waits for hosts; else empty.
       fail: ends the command here as a failure; set by the owner of the command.
     """
@@ -68,7 +69,7 @@ class HostPlaces:
         default=lambda _kind, _reason, _sick_s: None, init=False
     )
     _present: list[PresentHost] = field(factory=list, init=False)
-    _used: list[PresentHost] = field(factory=list, init=False)
+    used: list[PresentHost] = field(factory=list, init=False)
     _gpus_used: list[int] = field(factory=list, init=False)
     _running: set[str] = field(factory=set, init=False)  # whose command has not ended
     _settled: dict[str, int] = field(factory=dict, init=False)  # round after which it takes part
@@ -150,30 +151,30 @@ class HostPlaces:
             with trio.move_on_after(min(told_s - trio.current_time(), FEWER_S)):
                 await self._changed.wait()
         self.why_waiting = ""
-        self._used = list(self._present)
-        self._gpus_used = [host.hello.gpus_healthy for host in self._used]
+        self.used = list(self._present)
+        self._gpus_used = [host.hello.gpus_healthy for host in self.used]
 
     def filled(self, command: Sequence[str]) -> Sequence[str]:
         """Return the head's command with the places of hosts filled in."""
-        return fill(command, 0, 1 + len(self._used), self.head)
+        return fill(command, 0, 1 + len(self.used), self.head)
 
     async def change(self) -> str:
         """Wait until the command has to be started again, with other hosts; return why."""
         while True:
-            if any(host not in self._present for host in self._used):
+            if any(host not in self._present for host in self.used):
                 return f"{self._why_gone}: {self}"
-            if [host.hello.gpus_healthy for host in self._used] != self._gpus_used:
+            if [host.hello.gpus_healthy for host in self.used] != self._gpus_used:
                 return "another number of GPUs is healthy at a host"
-            new = [host for host in self._present if host not in self._used]
+            new = [host for host in self._present if host not in self.used]
             if self._flexible and any(self._settled[host.peer] <= self._rounds for host in new):
                 return f"host {new[0].hello.name} takes part: {self}"
             await self._changed.wait()
 
     def start(self, start: str) -> None:
         """Start the command at all other hosts."""
-        count = 1 + len(self._used)
-        self._running, self._stopping = {host.peer for host in self._used}, False
-        for number, host in enumerate(self._used, 1):
+        count = 1 + len(self.used)
+        self._running, self._stopping = {host.peer for host in self.used}, False
+        for number, host in enumerate(self.used, 1):
             host.versions.clear()
             host.tell(HostStart(number, count, self.head, self.member, start))
 
