@@ -349,6 +349,7 @@ class HostedTrainer(SimTrainer):
             2, 1, COMMAND, self.peer, network.name, lambda _line: None, lambda: None
         )
         self._command: _Command | None = None
+        self._host_command: _Command | None = None
         self._host_scope = trio.CancelScope()
         self.starts = 0
 
@@ -430,6 +431,11 @@ class HostedTrainer(SimTrainer):
             self._world.crash(self.further)
             self._host_scope.cancel()
 
+    def crash_host_command(self) -> None:
+        """End the ranks at the further host."""
+        if self._host_command is not None:
+            self._host_command.fail()
+
     async def _keep_host(self) -> None:
         identity = f"{self.chance.getrandbits(128):032x}"
         site = Invite(
@@ -471,7 +477,8 @@ class HostedTrainer(SimTrainer):
         self, command: Sequence[str], _member: str, _start: str, bridge: HostBridge
     ) -> Any:
         number, count = HEAD_RANKS + int(command[1]) - 1, HEAD_RANKS + int(command[2]) - 1
-        return _Command([_Rank(self, cast("_InMemory", bridge), number, count)])
+        self._host_command = _Command([_Rank(self, cast("_InMemory", bridge), number, count)])
+        return self._host_command
 
     # ------------------------------------------------------------ what it learns
 
