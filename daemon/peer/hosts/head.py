@@ -373,8 +373,12 @@ class Head:
             version = await self._version(fragment)
             if version is None or host.versions.get(fragment) == version:
                 return
+            began_s = trio.current_time()
             host.tell(m.BoxesReady(fragment, version))
             await host.changed.wait()
+            if host.versions.get(fragment) == version:
+                pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
+                _log_boxes(fragment, pieces, f"to {host.name}", began_s)
 
     async def _version(self, fragment: int) -> int | None:
         """Return the fragment's version, once nothing writes it; None if nothing is whole."""
@@ -412,8 +416,9 @@ class Head:
         pieces = self._pieces(group, fragment, {rank: group.written[rank]})
         if pieces:
             transfer = next(self._transfers)
-            wanted = m.BoxesWanted(transfer, fragment, rank)
+            wanted, began_s = m.BoxesWanted(transfer, fragment, rank), trio.current_time()
             await receive_boxes(self._hub, arenas[1], pieces, wanted, host.tell)
+            _log_boxes(fragment, pieces, f"from {host.name}", began_s)
 
     def _pieces(
         self, group: TrainerGroup, fragment: int, ranks: Mapping[int, Sequence[int] | None]
@@ -461,6 +466,11 @@ class Head:
             answer = await self._events().draw(hello, message)
             host.tell(m.SamplerSays(number, wire.encode(answer)))
         host.samplers.pop(number, None)
+
+
+def _log_boxes(fragment: int, pieces: Sequence[Piece], where: str, began_s: float) -> None:
+    size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
+    log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
 
 
 async def receive_boxes(

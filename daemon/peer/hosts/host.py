@@ -35,6 +35,7 @@ from ....protocol.arena import (
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.network.interface import Network
 from ....protocol.network.stream import MessageStream
+from ....protocol.text import plain
 from ....protocol.trust.invite import Invite
 from ..trainer.bridge import QUEUE_COUNT_MAX, Caller, UnixBridge, reject
 from ..trainer.group import Rank
@@ -221,6 +222,8 @@ class Host:
       command: the training command, with its places.
       make_supervisor: makes the supervisor of a command, for a member, in front of the bridge.
       tell: takes sentences for the operator.
+      gpus: returns how many GPUs are healthy here, and how many there are.
+      last_error: returns the error that the command's output ends with; empty if there is none.
 
     Attributes:
       finished: the training command ended with the run.
@@ -236,6 +239,7 @@ class Host:
     command: Sequence[str]
     tell: Callable[[str], None]
     gpus: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    last_error: Callable[[], str] = str
     finished: bool = field(default=False, init=False)
     linked: bool = field(default=False, init=False)
     bridge: HostBridge = field(init=False)
@@ -388,5 +392,7 @@ class Host:
         if failure is None:
             self._say(m.HostEnded(m.FailureKind.CRASH, ""))
         else:
-            self.tell(f"the training command ended: {failure.reason}")
-            self._say(m.HostEnded(failure.kind, failure.reason))
+            error = self.last_error()
+            reason = plain(f"{failure.reason}: {error}" if error else failure.reason)
+            self.tell(f"the training command ended: {reason}")
+            self._say(m.HostEnded(failure.kind, reason))

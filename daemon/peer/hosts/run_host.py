@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -29,6 +30,10 @@ from .host import Host, HostBridge
 from .site import head_of
 
 LINK_WAIT_S = 15.0
+LINES_QUOTED = 40  # of the command's output, in which its error is looked for
+ERROR_LINE = re.compile(r"(\[rank\d+\]: *)?[\w.]+(?:Error|Exception|Refused|Gone): .")
+# What torchrun says of ranks, and of being ended itself.
+ENDED_BY_US = re.compile(r"ChildFailedError|SignalException")
 AGAIN_S = 2.0  # between two attempts to reach the head
 
 
@@ -95,6 +100,7 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
                 options.command,
                 screen.tell,
                 _gpu_counts if counts else lambda: (0, 0),
+                lambda: last_error(screen),
             )
             try:
                 why = await host.run_link(LINK_WAIT_S)
@@ -133,6 +139,13 @@ async def _enter(options: HostOptions) -> Credentials:
         return known
     pair = await enrol(options.site, identity, options.name, Party.PEER)
     return Credentials(options.state, identity, *pair)
+
+
+def last_error(screen: Screen) -> str:
+    """Return the last error in the training command's newest lines; empty if there is none."""
+    lines = [line.text for line in screen.ring.tail(LINES_QUOTED, source="trainer")]
+    found = [line for line in lines if ERROR_LINE.match(line) and not ENDED_BY_US.search(line)]
+    return found[-1] if found else ""
 
 
 def _gpu_counts() -> tuple[int, int]:
