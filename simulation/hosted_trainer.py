@@ -36,6 +36,7 @@ from ..protocol.arena import (
     STEP_SLOT,
     TOKENS_SLOT,
     Arena,
+    NotWholeError,
     arena_bytes,
 )
 from ..protocol.errors import RemoteProtocolError
@@ -276,9 +277,14 @@ class _Rank:
         """Check that this rank reads what the head's daemon holds."""
         assert self._bridge.arenas is not None
         here, there = self._bridge.arenas[0], self._trainer.shared
-        version = here.version(fragment)
-        if version == NOTHING_WHOLE:
-            return  # being written, or to be fetched again: the hook waits, or ``Load`` follows
+        try:
+            version = here.read_once(fragment, lambda: None)
+        except NotWholeError:
+            if there.version(fragment) != NOTHING_WHOLE:
+                raise ViolationError(f"rank {self._number} has nothing of {fragment}") from None
+            return  # it is fetched from other peers, and ``Load`` follows
+        if version is None:
+            return  # a later version is being written: the hook waits for it
         if least is not None and version < least:
             raise ViolationError(f"rank {self._number} reads version {version} for {least}")
         if version == there.version(fragment):

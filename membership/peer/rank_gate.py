@@ -112,6 +112,11 @@ class RankGate(Generic[M]):
         self._patience = LOOKS_MIN
         self._lead = 1
 
+    @property
+    def idle(self) -> bool:
+        """All ranks have handled all messages."""
+        return not self._messages and not any(each.doing is _Doing.HANDLING for each in self._ranks)
+
     def push(self, message: M, steps: Sequence[int]) -> list[Effect[M]]:
         """Hand a message to all ranks, as soon as they wait at one step."""
         self._messages.append(message)

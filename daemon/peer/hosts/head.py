@@ -48,7 +48,7 @@ from .site import HOST_RULES, member_info
 log = logging.getLogger("holdfast.hosts")
 
 RENEW_S = 6 * 3600.0  # a certificate lasts for a day
-WRITTEN_LOOK_S = 0.01  # between two looks at a fragment that is being written
+LOOK_S = 0.01  # between two looks at ranks that read a fragment, or at one that is being written
 
 
 @define(eq=False)
@@ -368,7 +368,12 @@ class Head:
             self.places.boundary()
 
     async def _bring(self, host: HostPeer, group: TrainerGroup, fragment: int) -> None:
-        """Wait until a host has the boxes of the present version of a fragment."""
+        """Wait until a host has the boxes of the present version of a fragment.
+
+        They are sent once its ranks have read those of the version before.
+        """
+        while not (group.idle or group.ended):
+            await trio.sleep(LOOK_S)
         while not host.gone and not group.ended:
             version = await self._version(fragment)
             if version is None or host.versions.get(fragment) == version:
@@ -386,7 +391,7 @@ class Head:
         shared = self._bridge.arenas[0]
         try:
             while (version := shared.read_once(fragment, lambda: None)) is None:
-                await trio.sleep(WRITTEN_LOOK_S)
+                await trio.sleep(LOOK_S)
         except NotWholeError:
             return None
         return version

@@ -125,6 +125,11 @@ class TrainerGroup:
     def complete(self) -> bool:
         return len(self.ranks) == self.world_size
 
+    @property
+    def idle(self) -> bool:
+        """All ranks have handled all messages."""
+        return self._gate.idle
+
     def why_not(self, hello: m.TrainerHello) -> str:
         """Return why a process cannot be one of these ranks, or nothing if it can."""
         part = hello.part
