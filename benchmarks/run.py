@@ -21,6 +21,7 @@ from benchmarks import (
     chaos,
     deaths,
     failover,
+    hosts,
     hot_swap,
     join,
     learning,
@@ -30,6 +31,7 @@ from benchmarks import (
     transfer,
     wan_lab,
 )
+from benchmarks.grounds import why_no_switch
 from benchmarks.report import BenchError, Measured, keep_section, listed, run_main, say
 
 
@@ -74,6 +76,7 @@ SECTIONS = (
         failover.why_no_failover,
     ),
     Section("hot-swap", "a spare takes a dead contributor's place", hot_swap.hot_swap),
+    Section("hosts", "a peer of two hosts", hosts.hosts, why_no_switch),
     Section("scale", "many members", scale.scale),
 )
 

@@ -10,8 +10,11 @@ memory: nothing is gathered. The daemon hands its messages to all ranks at one s
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -118,6 +121,15 @@ def _fsdp_mesh(module: nn.Module) -> DeviceMesh | None:
     groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.10; before, there was one
     group = groups[0] if groups else getattr(state, "_fsdp_param_group", None)
     return None if group is None else group.mesh_info.mesh
+
+
+def script_digest() -> bytes:
+    """Return the digest of this process's script, by which ranks know that it is the same one."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return b"" if path is None else hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 class RankWord:

@@ -24,7 +24,7 @@ from .daemon_connection import DaemonConnection
 from .data.first_batches import FirstBatches
 from .orders import Orders
 from .quiet_step import QuietStep
-from .ranks import RankWord
+from .ranks import RankWord, script_digest
 from .state.inner_optimizer import InnerOptimizer
 from .state.tensors import layout_of
 from .state.trained_parameters import TrainedParameters
@@ -47,7 +47,10 @@ class StepBoundary:
     def attach(self, part: m.RankPart) -> None:
         """Introduce this trainer, and handle messages until the model is loaded."""
         connection, orders = self._connection, self._orders
-        orders.send(m.TrainerHello(m.VERSION_MAX, os.getpid(), layout_of(orders.tensors), part))
+        hello = m.TrainerHello(m.VERSION_MAX, os.getpid(), layout_of(orders.tensors), part)
+        if part.world_size > 1:
+            hello = evolve(hello, software=f"torch {torch.__version__}", script=script_digest())
+        orders.send(hello)
         with torch.no_grad():
             if part.world_size > 1:
                 self._word = RankWord(connection)

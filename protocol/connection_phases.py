@@ -6,6 +6,7 @@
     master       member      GREETING: Hello, Resume      MEMBER
     master       master      CLAIM: TermClaim
     peer         peer        LINK_GREETING                LINK
+    head         host        LINK_GREETING                HOST_LINK, both ways
 
 Any other message is refused by its first bytes: see ``wire``. A peer accepts all messages from its
 master, and a daemon from its trainer (``ANY``): it trusts them with more than memory.
@@ -19,7 +20,7 @@ from attrs import frozen
 
 from . import messages
 from .message_limits import FRAME_BYTES_MAX
-from .messages import between_peers, to_master
+from .messages import between_hosts, between_peers, to_master
 
 
 @frozen
@@ -83,4 +84,12 @@ LINK_GREETING = ConnectionPhase(_LINK_GREETINGS | {messages.Refused}, LINK_GREET
 LINK_FRAME_BYTES_MAX = 3 * 2**20  # an index of as many blocks as there may be takes 2 MiB
 LINK = ConnectionPhase(
     _defined_in(between_peers) - _LINK_GREETINGS | {messages.Heartbeat}, LINK_FRAME_BYTES_MAX
+)
+
+# Head and host of one peer trust each other; a rank's first message holds the layout.
+HOST_LINK = ConnectionPhase(
+    _defined_in(between_hosts)
+    | _defined_in(between_peers) - _LINK_GREETINGS
+    | {messages.Heartbeat},
+    FRAME_BYTES_MAX,
 )

@@ -73,8 +73,13 @@ class Refusal(HoldfastError):
 # ---------------------------------------------------------------- the newcomer
 
 
-async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, bytes]:
+async def enrol(
+    invite: Invite, identity: Identity, name: str, giver: Party = Party.MASTER
+) -> tuple[bytes, bytes]:
     """Get a certificate with an invite, trying its addresses in order.
+
+    Args:
+      giver: what the other end is; a peer: the head of a peer of several hosts.
 
     Returns:
       The newcomer's certificate and the authority's, in PEM, as ``Credentials`` takes them.
@@ -90,7 +95,7 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
         try:
             with trio.fail_after(ENROL_S):
                 async with newcomers_channel(address) as channel:
-                    return await ask_for_certificate(channel, invite, identity, name)
+                    return await ask_for_certificate(channel, invite, identity, name, giver)
         except trio.TooSlowError:
             failure = failure or OSError(f"{address} did not answer within {ENROL_S:.0f} s")
         except (trio.BrokenResourceError, trio.EndOfChannel) as error:
@@ -125,7 +130,11 @@ async def newcomers_channel(address: Address) -> AsyncIterator[Channel]:
 
 
 async def ask_for_certificate(
-    channel: Channel, invite: Invite, identity: Identity, name: str
+    channel: Channel,
+    invite: Invite,
+    identity: Identity,
+    name: str,
+    giver: Party = Party.MASTER,
 ) -> tuple[bytes, bytes]:
     """Run the newcomer's side of the conversation, over TLS whose other end is not verified yet.
 
@@ -135,7 +144,7 @@ async def ask_for_certificate(
     Returns, raises: as ``enrol``.
     """
     messages = MessageStream(channel.stream, ADMITTING)
-    served = await meet_master(messages, channel, invite)
+    served = await meet_master(messages, channel, invite, giver)
     await messages.send(m.EnrolRequest(invite.token, identity.request_pem(name), name))
     answer = await messages.receive_expected(m.Enrolled, m.Refused)
     if isinstance(answer, m.Refused):
@@ -149,7 +158,7 @@ async def ask_for_certificate(
 
 
 async def meet_master(
-    messages: MessageStream, channel: Channel, invite: Invite
+    messages: MessageStream, channel: Channel, invite: Invite, giver: Party = Party.MASTER
 ) -> m.EnrolAuthority:
     """Send ``EnrolHello``, and check that the other end is the invite's master.
 
@@ -159,12 +168,12 @@ async def meet_master(
     served = await messages.receive_expected(m.EnrolAuthority, m.Refused)
     if isinstance(served, m.Refused):
         raise EvictedError(served.code.value, served.reason)
-    _check_master(channel, served, invite)
+    _check_master(channel, served, invite, giver)
     return served
 
 
-def _check_master(channel: Channel, served: m.EnrolAuthority, invite: Invite) -> None:
-    """Raise an error unless the other end of the channel is the invite's master."""
+def _check_master(channel: Channel, served: m.EnrolAuthority, invite: Invite, giver: Party) -> None:
+    """Raise an error unless the other end of the channel is the invite's master, or head."""
     where = channel.remote_address
     authority = load_certificate(served.authority_pem)
     if fingerprint_of(authority) != invite.fingerprint or served.run_id != invite.run_id:
@@ -175,7 +184,7 @@ def _check_master(channel: Channel, served: m.EnrolAuthority, invite: Invite) ->
         raise RemoteProtocolError(f"{where} showed no certificate") from None
     check_issued(leaf, authority)
     holder = holder_of(leaf)
-    if holder.party is not Party.MASTER or holder.run_id != invite.run_id:
+    if holder.party is not giver or holder.run_id != invite.run_id:
         raise RemoteProtocolError(f"{where} is a {holder.party.value} of the run, not its master")
     now = datetime.datetime.now(datetime.UTC)
     if not leaf.not_valid_before_utc <= now <= leaf.not_valid_after_utc:

@@ -11,7 +11,7 @@ Swarm
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ..protocol.messages import ModelLayout, Role
 from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
+from .hosted_trainer import HostedTrainer
 from .invariants import check_invariants
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
@@ -63,6 +64,7 @@ class Swarm:
       disks: folder for the machines' checkpoints, which survive crashes; None: no checkpoints.
       disk_turn_s: duration of one turn of writing a checkpoint.
       samples: of the trainers' data set; 0: they have none.
+      hosted: names of peers of two hosts, each with a further one called NAME+.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Swarm:
         disks: Path | None = None,
         disk_turn_s: float = 0.0,
         samples: int = 0,
+        hosted: Collection[str] = (),
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
@@ -108,6 +111,7 @@ class Swarm:
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of peers that were asked to leave permanently
         self.liars: dict[str, Corrupts] = {}  # by name; set before the peer is added
+        self.hosted = frozenset(hosted)
         self.twins: dict[str, SimPeer] = {}  # by the name of the peer whose identity they share
         self.newest_gone = False  # who alone held the newest state has left: the run may rewind
         self.standstill = FrozenHosts()
@@ -273,7 +277,10 @@ class Swarm:
 
     def _machine(self, name: str, peer: str, lives: int, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
-        trainer = SimTrainer(
+        kind: Callable[..., SimTrainer] = SimTrainer
+        if name in self.hosted:
+            kind = partial(HostedTrainer, world=self.world, network=network, spec=self.spec)
+        trainer = kind(
             peer,
             self.layout,
             self.witness,

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 import trio
+from attrs import evolve
 
 from ...protocol import messages as m
 from ...protocol.dial_order import are_linked
@@ -58,6 +59,7 @@ class LinkHub:
 
     Args:
       upload, download: caps on what all lanes over sockets together carry; None: no cap.
+      rules: of links made before ``configure``; None: without a limit on silence.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class LinkHub:
         tell_master: Callable[[m.Message], None] = lambda _message: None,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
+        rules: LinkRules | None = None,
     ) -> None:
         self.me = me
         self.router = FrameRouter()
@@ -80,7 +83,7 @@ class LinkHub:
         self._shared = SharedByLinks(
             self.router, download, line, send_priority=SendPriority(spare=line.spare)
         )
-        self._rules = LinkRules()  # of links made from now on
+        self._rules = rules or LinkRules()  # of links made from now on
         self._members: dict[str, m.MemberInfo] = {}
         self._peer_links: dict[str, PeerLink] = {}
         self._links: dict[str, Link] = {}  # the newest of each peer
@@ -222,7 +225,7 @@ class LinkHub:
           silence_s: a link without a byte for so long is given up.
           donor_share: the line's least for copies of the state in a round; None leaves it.
         """
-        self._rules = LinkRules(rules, silence_s)
+        self._rules = evolve(self._rules, lanes=rules, silence_s=silence_s)
         if donor_share is not None:
             self.send_priority.share = donor_share
 

@@ -26,7 +26,7 @@ from functools import partial
 
 import trio
 
-from ...protocol.connection_phases import LINK, LINK_GREETING
+from ...protocol.connection_phases import LINK_GREETING
 from ...protocol.errors import PeerLostError, RemoteProtocolError
 from ...protocol.message_quota import LINK_ITEMS_PER_S, Quota
 from ...protocol.messages import Heartbeat, LanesReceived, LanesWanted, Message
@@ -109,6 +109,7 @@ class Link:
         self._message_queue = MessageQueue()
         self._control_watch = _ControlWatch(control, self._message_queue, rules.silence_s)
         self._on_message = on_message
+        self._phase = rules.phase
         self._scope = trio.CancelScope()
         self._send_queue = SendQueue(node.send_priority, partial(node.send_backlog.set_left, peer))
         self.sent_meter = Meter(node.sent)
@@ -207,7 +208,7 @@ class Link:
           dial: opens one more lane, at the side that dials; a failure that may pass is raised as
             OSError or as trio's errors of broken streams.
         """
-        self.messages.phase = LINK
+        self.messages.phase = self._phase
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from attrs import Factory, define, frozen
 
+from ...protocol.connection_phases import LINK, ConnectionPhase
 from .event_loop import Loop
 from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
@@ -50,10 +51,12 @@ class LinkRules:
 
     Attributes:
       silence_s: the link is lost when nothing at all comes for this long.
+      phase: the messages that may come on the control stream.
     """
 
     lanes: LaneRules = LaneRules()
     silence_s: float = math.inf
+    phase: ConnectionPhase = LINK
 
 
 @define(eq=False)

@@ -28,6 +28,7 @@ from . import ask_commands, log_commands, look_commands, master_commands, run_co
 from .checkpoints.commands import checkpoint, export
 from .config_commands import config, init
 from .doctor_command import doctor
+from .host_command import host
 from .relay_command import relay
 from .try_command import try_script
 
@@ -172,6 +173,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         master_commands.master,
         master_commands.standby,
         run_commands.join,
+        host,
         doctor,
     ),
     "Look": (

@@ -10,9 +10,10 @@ import click
 import trio
 
 from ...protocol.addresses import Address
-from ...protocol.messages import NAME_CHARS_MAX
+from ...protocol.messages import HOSTS_MAX, NAME_CHARS_MAX
 from ..peer.volunteer_limits import Hours
 from ..process.paths import peer_state
+from .host_command import check_hosts
 from .options import (
     ADDRESS,
     FILE,
@@ -118,6 +119,22 @@ class Join(TakesCommand):
         " command is the number of healthy ones."
     ),
 )
+@click.option(
+    "--hosts",
+    type=click.IntRange(2, HOSTS_MAX),
+    metavar="N",
+    help=(
+        "This peer is N hosts of one site, this one included; `holdfast host` takes part on each"
+        " other one. `{host}`, `{hosts}` and `{head}` in the command are a host's number, how many"
+        " there are, and this one's address."
+    ),
+)
+@click.option(
+    "--require-hosts",
+    type=click.IntRange(1, HOSTS_MAX),
+    metavar="N",
+    help="Train with N hosts or more of a command with `{hosts}`; with fewer this peer is a spare.",
+)
 @quiet_option
 def join(
     invite: str,
@@ -139,6 +156,8 @@ def join(
     patience: float,
     checkpoints: str | None,
     require_gpus: int | None,
+    hosts: int | None,
+    require_hosts: int | None,
     quiet: bool,
 ) -> None:
     """Take part in a run with this machine.
@@ -164,6 +183,8 @@ def join(
 
     ticket, folder = entering(invite, state, peer_state)
     check_command(command)
+    if hosts is not None:
+        check_hosts(command, hosts, require_hosts)
     given = click.get_current_context().params
     limits = {name: f"{given[name]:g} {unit}" for name, unit in UNITS.items() if given[name]}
     if hours is not None:
@@ -188,6 +209,8 @@ def join(
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
         gpus_min=require_gpus or 0,
+        hosts=hosts or 1,
+        hosts_min=require_hosts or 0,
         limits=limits,
     )
     volunteered = VolunteerLimits(hours, pause_on_battery)

@@ -46,6 +46,8 @@ class PeerOptions:
     disk_quota: DiskQuota | None = None  # None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
     gpus_min: int = 0  # the training command waits for so many healthy GPUs
+    hosts: int = 1  # of this peer, this one included
+    hosts_min: int = 0  # the training command waits for so many
     limits: dict[str, str] = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 

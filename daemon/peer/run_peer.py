@@ -34,6 +34,7 @@ from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import own_routes, status_route
+from .hosts.hosting import Hosting
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_options import PeerOptions
 from .peer_service import PeerService
@@ -89,6 +90,7 @@ class Peer:
         self.service: PeerService
         self.bridge: UnixBridge
         self.supervisor: TrainerSupervisor | None = None
+        self._hosting: Hosting | None = None
         self._signals = 0
         self._nursery: trio.Nursery
         self._status: StatusSource
@@ -113,6 +115,15 @@ class Peer:
         with socket_folder() as folder:
             ends = self._end_trainer if options.command else None
             self.bridge = UnixBridge(folder / "trainer.sock", ends)
+            if options.hosts > 1:
+                self._hosting = Hosting(
+                    options,
+                    credentials.identity,
+                    self.bridge,
+                    self.tell,
+                    lambda: self._show_gpus(""),
+                    lambda: self.service.training,
+                )
             if options.command:
                 self.supervisor = TrainerSupervisor(
                     options.command,
@@ -125,6 +136,7 @@ class Peer:
                     gpus_min=options.gpus_min,
                     show_gpus=self._show_gpus,
                     ready=self.bridge.listening,
+                    hosts=None if self._hosting is None else self._hosting.places,
                 )
             quota, used_bytes = options.disk_quota, 0
             if quota is not None and isinstance(place, FolderStore):
@@ -269,6 +281,8 @@ class Peer:
                 nursery.start_soon(live.run)
                 nursery.start_soon(self._show_progress)
                 nursery.start_soon(history.run)
+                if self._hosting is not None:
+                    await nursery.start(self._hosting.run)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
@@ -389,6 +403,8 @@ class Peer:
     # ------------------------------------------------------------ the HTTP API
 
     def _show_gpus(self, text: str) -> None:
+        if self._hosting is not None and self.supervisor is not None:
+            text = self._hosting.text(*self.supervisor.gpus.counts())
         self.service.report.accelerators = text
 
     def why_unready(self) -> str:

@@ -16,7 +16,8 @@ memory and then read the name there; the daemon writes the name and then reads t
 keeps no order between a write and a later read of another word, so a rank can miss a name that is
 written at the same moment. It is found by its step (``look``). Nothing is broken by then, since
 nothing is handed out before *all* have said that they wait: the daemon names a later step and
-passes the others on.
+passes the others on. The steps of ranks on other hosts are old when they are seen, and a name is
+there late: each name that was missed doubles the lead of the next one.
 
 What a rank does with messages depends on these and on its step only. So ranks that were given the
 same messages at the same steps also agree, without a word, on the steps at which they must wait for
@@ -38,6 +39,7 @@ from attrs import define, frozen
 # At a rank that stands at the name, without a word from it, before it counts as past it.
 LOOKS_MIN = 2
 LOOKS_MAX = 64  # likewise, on a machine so busy that ranks say late that they wait
+LEAD_MAX = 256  # steps from the furthest rank to the name: those of other hosts are seen late
 
 M = TypeVar("M")
 
@@ -108,6 +110,12 @@ class RankGate(Generic[M]):
         self._ranks = [_Rank() for _ in range(rank_count)]
         self._messages: deque[M] = deque()
         self._patience = LOOKS_MIN
+        self._lead = 1
+
+    @property
+    def idle(self) -> bool:
+        """All ranks have handled all messages."""
+        return not self._messages and not any(each.doing is _Doing.HANDLING for each in self._ranks)
 
     def push(self, message: M, steps: Sequence[int]) -> list[Effect[M]]:
         """Hand a message to all ranks, as soon as they wait at one step."""
@@ -139,6 +147,8 @@ class RankGate(Generic[M]):
                 rank.looks += 1
                 if step > self.named or rank.looks >= self._patience:
                     self._patience = min(LOOKS_MAX, 2 * self._patience)
+                    if step > self.named:
+                        self._lead = min(LEAD_MAX, 2 * self._lead)
                     return self._name(steps)
         return []
 
@@ -162,13 +172,14 @@ class RankGate(Generic[M]):
         messages = tuple(self._messages)
         self._messages.clear()
         self._patience, self.named = LOOKS_MIN, None
+        self._lead = max(1, self._lead // 2)
         for rank in self._ranks:
             rank.doing = _Doing.HANDLING
         return [Name(None), HandOut(messages)]  # first the name: a rank must not stop there again
 
     def _name(self, steps: Sequence[int]) -> list[Effect[M]]:
-        """Name the step after the furthest one."""
-        self.named = max(steps) + 1
+        """Name a step after the furthest one."""
+        self.named = max(steps) + self._lead
         for rank in self._ranks:
             rank.looks = 0
         return [Name(self.named), *self._pass_on()]

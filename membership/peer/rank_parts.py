@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...protocol.messages import ModelLayout, RankPart, TensorBox, TensorSpec
 
@@ -21,12 +21,15 @@ def box_of(part: RankPart, layout: ModelLayout, index: int) -> TensorBox:
     return TensorBox((0,) * len(shape), shape)
 
 
-def writers(layout: ModelLayout, parts: Sequence[RankPart]) -> list[list[int]]:
+def writers(
+    layout: ModelLayout, parts: Sequence[RankPart], far: Collection[int] = ()
+) -> list[list[int]]:
     """Return for each rank the tensors that it writes; of equal parts one rank writes, the least
-    loaded.
+    loaded of those beside the daemon, if there are any.
 
     Args:
       parts: of all ranks, in their order.
+      far: ranks on other hosts, from which what is written has to be sent.
 
     Raises:
       RankPartsError: a part is outside of its tensor, two parts overlap without being equal, or a
@@ -48,7 +51,7 @@ def writers(layout: ModelLayout, parts: Sequence[RankPart]) -> list[list[int]]:
         for box, ranks in holders.items():
             count = math.prod(box.shape)
             if count:
-                writer = min(ranks, key=lambda rank: loads[rank])
+                writer = min(ranks, key=lambda rank: (rank in far, loads[rank]))
                 loads[writer] += count
                 written[writer].append(index)
     return written

@@ -14,9 +14,11 @@ id, 32 hex digits (see ``identity``).
     to_peer             master -> peer
     between_masters     master <-> master
     between_peers       peer <-> peer (a link's control stream)
+    between_hosts       head <-> host of one peer, likewise
     trainer             daemon <-> trainer (Unix socket)
 """
 
+from .between_hosts import *
 from .between_masters import *
 from .between_peers import *
 from .limits import *

@@ -20,6 +20,7 @@ FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16  # dimensions of a tensor
 RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
+HOSTS_MAX = 16  # hosts of one peer; more than its ranks need, and few enough to look at
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 CHUNK_UNITS_MAX = 64  # units in a chunk
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan

@@ -45,12 +45,18 @@ class RankPart:
 
 @frozen
 class TrainerHello(Message):
-    """Trainer: the first message, of each of its ranks."""
+    """Trainer: the first message, of each of its ranks.
+
+    ``software`` and ``script``: the version of torch, and the script's digest; the ranks of a peer
+    have the same ones.
+    """
 
     version: int = field(validator=fields.count)
     pid: int = field(validator=fields.count)
     layout: ModelLayout
     part: RankPart = RankPart()
+    software: str = field(default="", validator=fields.word)
+    script: bytes = field(default=b"", validator=max_len(32))
 
 
 @frozen

@@ -20,6 +20,7 @@ from ..text import printable
 
 BAD_INVITE_EXIT_CODE = 5
 PREFIX = "holdfast1."
+HOST_PREFIX = "holdfasthost1."  # of the string of a peer of several hosts
 TOKEN_BYTES = 24  # of randomness; infeasible to guess
 TOKEN_CHARS_MAX = 128
 ADDRESSES_MAX = 16
@@ -27,6 +28,16 @@ TEXT_LENGTH_MAX = 16_384  # 16 addresses of the longest names, twice
 CHECKSUM_BYTES = 4  # detects a truncated copy; it gives no security
 
 _HINT = "copy the whole string again, or ask for another invite"
+_OTHER_KIND = {
+    PREFIX: (
+        "admits a further host of a peer, and no peer",
+        "use it with `holdfast host`; ask the run's operator for an invite",
+    ),
+    HOST_PREFIX: (
+        "admits a peer to a run, and no further host of a peer",
+        "use it with `holdfast join`; `holdfast join --hosts N` prints the string for hosts",
+    ),
+}
 _OF_ANOTHER_VERSION = re.compile(r"holdfast[0-9]+\.")
 
 
@@ -57,7 +68,7 @@ class Invite:
     role: Role
     expires_s: int = field(validator=and_(ge(0), le(COUNT_MAX)))
 
-    def encode(self) -> str:
+    def encode(self, prefix: str = PREFIX) -> str:
         """Return the invite as a string, which is as secret as the token in it."""
         packed: bytes = msgpack.packb(
             [
@@ -70,10 +81,10 @@ class Invite:
             ]
         )
         checked = packed + hashlib.sha256(packed).digest()[:CHECKSUM_BYTES]
-        return PREFIX + base64.urlsafe_b64encode(checked).decode("ascii").rstrip("=")
+        return prefix + base64.urlsafe_b64encode(checked).decode("ascii").rstrip("=")
 
     @classmethod
-    def decode(cls, text: str, now_s: float | None = None) -> Invite:
+    def decode(cls, text: str, now_s: float | None = None, prefix: str = PREFIX) -> Invite:
         """Parse a string that a person pasted; line breaks and a byte order mark in it are ignored.
 
         Args:
@@ -85,11 +96,13 @@ class Invite:
         if len(text) > TEXT_LENGTH_MAX:
             raise _bad(f"has {len(text)} characters")
         text = "".join(text.removeprefix("\ufeff").split())
-        if not text.startswith(PREFIX):
+        if not text.startswith(prefix):
+            if text.startswith((PREFIX, HOST_PREFIX)):
+                raise _bad(*_OTHER_KIND[prefix])
             if _OF_ANOTHER_VERSION.match(text):
                 raise _bad("was made by another version of holdfast", "upgrade the older side")
-            raise _bad(f"does not start with {PREFIX}")
-        invite = cls._unpack(_decode_base64(text.removeprefix(PREFIX)))
+            raise _bad(f"does not start with {prefix}")
+        invite = cls._unpack(_decode_base64(text.removeprefix(prefix)))
         if invite.expires_s <= (time.time() if now_s is None else now_s):
             when = _utc(invite.expires_s)
             raise _bad(f"expired at {when}", "ask for another one, or correct this machine's clock")

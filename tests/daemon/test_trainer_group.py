@@ -140,9 +140,9 @@ async def test_messages_wait_for_all_ranks_to_stand_at_one_step(folder: Path) ->
         posted.rank_slots(1)[STEP_SLOT] = 7  # it has missed the name
         posted.rank_slots(0)[STEP_SLOT] = 6
         await got(ranks[0], m.RankPassOn)
-        await until(lambda: int(shared.slots[1]) == 8)
+        await until(lambda: int(shared.slots[1]) == 9)
         for rank in ranks:
-            rank.send(m.RankWaits(8, False))
+            rank.send(m.RankWaits(9, False))
         assert await handed(ranks, 1) == [[opened]] * 2
         assert int(shared.slots[MAIL_SLOT]) == 3
 
@@ -242,7 +242,7 @@ async def test_a_rank_that_dies_while_others_attach_is_named_to_them(folder: Pat
     async with serving(folder) as (bridge, events):
         first = dial(bridge, part(0, 4))
         second = dial(bridge, part(1, 4))
-        await until(lambda: bridge._group is not None and len(bridge._group.ranks) == 2)
+        await until(lambda: bridge.group is not None and len(bridge.group.ranks) == 2)
         second.close()
         assert "rank 1 did not stay" in (await got(first, m.Rejected)).reason
         first.close()
@@ -260,7 +260,7 @@ async def test_only_the_rank_that_does_not_fit_is_sent_away(
 ) -> None:
     async with serving(folder) as (bridge, _events):
         first = dial(bridge, part(0))
-        await until(lambda: bridge._group is not None and bridge._group.ranks)
+        await until(lambda: bridge.group is not None and bridge.group.ranks)
         culprit = dial(bridge, wrong)
         assert module.ANOTHER in (await got(culprit, m.Rejected)).reason
         second = dial(bridge, part(1))
@@ -271,7 +271,7 @@ async def test_only_the_rank_that_does_not_fit_is_sent_away(
 async def test_another_model_in_one_rank_is_sent_away(folder: Path) -> None:
     async with serving(folder) as (bridge, _events):
         dial(bridge, part(0))
-        await until(lambda: bridge._group is not None and bridge._group.ranks)
+        await until(lambda: bridge.group is not None and bridge.group.ranks)
         other = m.ModelLayout((m.TensorSpec("bias", (4,), "float32", "parameter"),))
         reason = (await got(dial(bridge, part(1), other), m.Rejected)).reason
         assert reason.startswith("ranks 0 and 1 have different models")
@@ -296,7 +296,7 @@ async def test_a_message_before_all_ranks_have_come_ends_the_group(
 ) -> None:
     async with serving(folder) as (bridge, events):
         other = dial(bridge, part(0, 4))
-        await until(lambda: bridge._group is not None and bridge._group.ranks)
+        await until(lambda: bridge.group is not None and bridge.group.ranks)
         early = dial(bridge, part(1, 4))
         early.send(message)
         reason = (await got(other, m.Rejected)).reason
@@ -378,7 +378,7 @@ async def test_a_rank_that_takes_no_messages_is_named(
         _ranks = await group(bridge, [part(0), part(1)])
         for _ in range(9):
             bridge.tell(m.PostInitial())
-            group_now = bridge._group
+            group_now = bridge.group
             assert group_now is not None
             for number in range(2):
                 group_now.took(number, m.RankWaits(0, True))

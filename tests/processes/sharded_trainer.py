@@ -263,7 +263,7 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group(
             "gloo",
-            init_method=os.environ["RANKS_MEET_AT"],
+            init_method=os.environ.get("RANKS_MEET_AT", "env://"),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )

@@ -81,6 +81,10 @@ class GpuWatch:
     why_waiting: str = field(default="", init=False)
     _gpus: Gpus = field(factory=Gpus, init=False)  # all that were seen
 
+    def counts(self) -> tuple[int, int]:
+        """Return how many GPUs were healthy, and how many there were, when looked at last."""
+        return len(self._gpus.healthy), len(self._gpus.all)
+
     def environment(self) -> dict[str, str]:
         """Return what hides failed GPUs from the command."""
         return {VISIBLE_VARIABLE: ",".join(self._gpus.healthy)} if self._gpus.faults() else {}

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import trio
@@ -51,8 +52,24 @@ GONE = "the training process is gone"
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
 
 
+class FurtherRanks(Protocol):
+    """What carries a trainer's messages to its ranks on other hosts."""
+
+    def tell(self, group: TrainerGroup, message: m.Message) -> None:
+        """Tell all ranks a message, in order, once what it announces is at all hosts."""
+        ...
+
+    def passed(self, message: m.Message) -> None:
+        """Take note that the trainer was told a message."""
+        ...
+
+    def slots_changed(self) -> None:
+        """Carry the slots of the shared arena that ranks look at."""
+        ...
+
+
 @frozen
-class _Caller:
+class Caller:
     """A process that has connected, and what takes the events of its trainer."""
 
     stream: MessageStream
@@ -70,6 +87,8 @@ class UnixBridge:
       attached_pid: of the trainer that is attached, or None.
       was_attached: a trainer has attached, now or earlier.
       listening: a trainer can connect.
+      further: of a peer of several hosts; None: all ranks are on this one.
+      arenas: the shared and the posted one; None before there are any.
     """
 
     def __init__(
@@ -80,9 +99,10 @@ class UnixBridge:
         self.attached_pid: int | None = None
         self.was_attached = False
         self.listening = trio.Event()
+        self.further: FurtherRanks | None = None
+        self.arenas: tuple[Arena, Arena] | None = None
         self._files: tuple[int, int] | None = None
-        self._arenas: tuple[Arena, Arena] | None = None  # shared, posted
-        self._group: TrainerGroup | None = None
+        self.group: TrainerGroup | None = None
         self._alone: Rank | None = None  # a trainer of one process
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
@@ -100,22 +120,27 @@ class UnixBridge:
         self._close_files()
         files = (create_arena_file(sizes), create_arena_file(sizes))
         self._files = files
-        self._arenas = shared, posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
+        self.arenas = shared, posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
         shared.slots[NAMED_SLOT] = NO_STEP_NAMED
         return shared, posted
 
     def tell(self, message: m.Message) -> None:
-        if self._group is not None:
-            if self._group.complete and not self._group.ended:
-                self._group.tell(message)
+        if self.group is not None:
+            if self.group.complete and not self.group.ended:
+                if self.further is None:
+                    self.group.tell(message)
+                else:
+                    self.further.tell(self.group, message)
         elif self._alone is not None:
             self._alone.send(message)
+            if self.further is not None:
+                self.further.passed(message)
 
     def samples(self) -> dict[int, int]:
         trained: dict[int, int] = {}
         for rank, data_rank in self._data_ranks.items():
-            if self._arenas is not None:
-                posted = self._arenas[1]
+            if self.arenas is not None:
+                posted = self.arenas[1]
                 slots = posted.slots if rank < 0 else posted.rank_slots(rank)
                 count, other = int(slots[SAMPLES_SLOT]), trained.get(data_rank, 0)
                 # 0: maybe a stage of a pipeline, which needs no sampler.
@@ -148,7 +173,7 @@ class UnixBridge:
                     while True:
                         connection, _ = await listener.accept()
                         stream = MessageStream(trio.SocketStream(connection))
-                        caller = _Caller(stream, connection, events)
+                        caller = Caller(stream, connection, events)
                         nursery.start_soon(self._serve, caller, nursery)
         finally:
             self.path.unlink(missing_ok=True)
@@ -156,7 +181,7 @@ class UnixBridge:
 
     # ------------------------------------------------------------ one trainer
 
-    async def _serve(self, caller: _Caller, nursery: trio.Nursery) -> None:
+    async def _serve(self, caller: Caller, nursery: trio.Nursery) -> None:
         try:
             hello = await self._hello(caller.stream)
         except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
@@ -177,19 +202,19 @@ class UnixBridge:
             hello = await stream.receive_expected(m.TrainerHello, m.DrawHello)
             if hello.version != m.VERSION_MAX:
                 why = "the script uses another version of holdfast than this daemon"
-                await _reject(stream, why)
+                await reject(stream, why)
                 return None
-            if isinstance(hello, m.DrawHello) or not self._busy or self._group is not None:
+            if isinstance(hello, m.DrawHello) or not self._busy or self.group is not None:
                 return hello
-            await _reject(stream, ANOTHER)
+            await reject(stream, ANOTHER)
         return None
 
-    async def _serve_sampler(self, hello: m.DrawHello, caller: _Caller) -> None:
+    async def _serve_sampler(self, hello: m.DrawHello, caller: Caller) -> None:
         """Answer a sampler's draws, one after the other, until its trainer has gone."""
         stream, events = caller.stream, caller.events
         with caller.connection, trio.CancelScope() as scope:
             if self.attached_pid is None:
-                await _reject(stream, "no training process is attached to this daemon")
+                await reject(stream, "no training process is attached to this daemon")
                 return
             self._samplers.add(scope)
             try:
@@ -197,15 +222,15 @@ class UnixBridge:
                 while not isinstance(answer, m.Rejected):
                     await stream.send(answer)
                     answer = await events.draw(hello, await stream.receive_expected(m.Draw))
-                await _reject(stream, answer.reason)
+                await reject(stream, answer.reason)
             except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
                 pass  # the process has ended, or closed the sampler
             finally:
                 self._samplers.discard(scope)
 
-    async def _serve_alone(self, hello: m.TrainerHello, caller: _Caller) -> None:
+    async def _serve_alone(self, hello: m.TrainerHello, caller: Caller) -> None:
         if self._busy:
-            await _reject(caller.stream, ANOTHER)
+            await reject(caller.stream, ANOTHER)
             return
         self._busy = True
         self._data_ranks = {-1: hello.part.data_rank}
@@ -228,7 +253,7 @@ class UnixBridge:
         Args:
           events: None: the trainer never came.
         """
-        self._busy, self._alone, self.attached_pid, self._group = False, None, None, None
+        self._busy, self._alone, self.attached_pid, self.group = False, None, None, None
         self._detached.set()
         for scope in list(self._samplers):
             scope.cancel()
@@ -240,32 +265,53 @@ class UnixBridge:
     # ------------------------------------------------------------ one trainer of several ranks
 
     async def _serve_rank(
-        self, hello: m.TrainerHello, caller: _Caller, nursery: trio.Nursery
+        self, hello: m.TrainerHello, caller: Caller, nursery: trio.Nursery
     ) -> None:
-        """Carry a rank's connection to its end; the first rank begins the group."""
-        if self._group is None:
-            if self._busy:
-                await _reject(caller.stream, ANOTHER)
-                return
-            self._busy = True
-            self._crash, self._detached = None, trio.Event()
-            self._group = TrainerGroup(
-                hello.part.world_size, lambda: self._arenas, caller.events.trainer_sent
-            )
-            nursery.start_soon(self._run_group, self._group, caller.events)
-        group, number = self._group, hello.part.rank
-        if why := group.why_not(hello):
-            await _reject(caller.stream, why)
+        """Carry a rank's connection to its end."""
+        entered = self.enter(hello, caller.events, nursery)
+        if isinstance(entered, str):
+            await reject(caller.stream, entered)
             return
-        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
-        rank = Rank(hello, sender)
-        group.came(rank)
+        group, rank, queue = entered
         why = GONE
         try:
-            take = partial(group.took, number)
+            take = partial(group.took, hello.part.rank)
             why = await self._converse(caller, rank, queue, take, counts=False)
         finally:
-            group.gone(number, why)
+            group.gone(hello.part.rank, why)
+
+    def enter(
+        self,
+        hello: m.TrainerHello,
+        events: TrainerEvents,
+        nursery: trio.Nursery,
+        *,
+        far: bool = False,
+    ) -> tuple[TrainerGroup, Rank, trio.MemoryReceiveChannel[m.Message]] | str:
+        """Take a rank into the group, which the first one begins.
+
+        Returns:
+          The group, the rank and the queue of messages to it; or why it cannot be one of them.
+        """
+        if self.group is None:
+            if self._busy:
+                return ANOTHER
+            self._busy = True
+            self._crash, self._detached = None, trio.Event()
+            self.group = TrainerGroup(
+                hello.part.world_size,
+                lambda: self.arenas,
+                events.trainer_sent,
+                lambda: None if self.further is None else self.further.slots_changed(),
+            )
+            nursery.start_soon(self._run_group, self.group, events)
+        group = self.group
+        if why := group.why_not(hello):
+            return why
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        rank = Rank(hello, sender, far=far)
+        group.came(rank)
+        return group, rank, queue
 
     async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
         """Wait for all ranks, look after them as one trainer, and end them together."""
@@ -300,7 +346,7 @@ class UnixBridge:
 
     async def _converse(
         self,
-        caller: _Caller,
+        caller: Caller,
         rank: Rank,
         queue: trio.MemoryReceiveChannel[m.Message],
         take: Callable[[m.Message], None],
@@ -319,12 +365,7 @@ class UnixBridge:
     async def _read(self, stream: MessageStream, take: Callable[[m.Message], None]) -> str:
         try:
             while True:
-                message = await stream.receive()
-                if isinstance(message, m.Failing) and message.kind is not m.FailureKind.NAN:
-                    # Of several ranks the first one's is the cause.
-                    self._crash = self._crash or message
-                else:
-                    take(message)
+                self.take(await stream.receive(), take)
         except RemoteProtocolError as error:
             return f"the training process broke the protocol: {error}"
         except trio.EndOfChannel:
@@ -332,9 +373,17 @@ class UnixBridge:
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return GONE
 
+    def take(self, message: m.Message, take: Callable[[m.Message], None]) -> None:
+        """Take a message of a training process: keep its last words, hand on all others."""
+        if isinstance(message, m.Failing) and message.kind is not m.FailureKind.NAN:
+            # Of several ranks the first one's is the cause.
+            self._crash = self._crash or message
+        else:
+            take(message)
+
     async def _write(
         self,
-        caller: _Caller,
+        caller: Caller,
         queue: trio.MemoryReceiveChannel[m.Message],
         counts: bool,
     ) -> None:
@@ -347,8 +396,8 @@ class UnixBridge:
                     else:
                         await caller.stream.send(message)
                     sent_count += 1
-                    if counts and self._arenas is not None:
-                        self._arenas[0].slots[MAIL_SLOT] = np.uint64(sent_count)
+                    if counts and self.arenas is not None:
+                        self.arenas[0].slots[MAIL_SLOT] = np.uint64(sent_count)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             # The trainer has left; the reader notices, too, after the messages before that.
             pass
@@ -372,7 +421,7 @@ class UnixBridge:
             self._files = None
 
 
-async def _reject(stream: MessageStream, reason: str) -> None:
+async def reject(stream: MessageStream, reason: str) -> None:
     with trio.move_on_after(1):
         with suppress(trio.BrokenResourceError, OSError):
             await stream.send(m.Rejected(reason))

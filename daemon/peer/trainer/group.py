@@ -53,12 +53,14 @@ class Rank:
       queue: of messages to it.
       scope: around the connection.
       slow: it was disconnected because it takes no messages.
+      far: it runs on another host.
     """
 
     hello: m.TrainerHello
     queue: trio.MemorySendChannel[m.Message]
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     slow: bool = False
+    far: bool = False
 
     def send(self, message: m.Message) -> None:
         """Send a message, in order; end the connection of a rank that takes none."""
@@ -84,9 +86,11 @@ class TrainerGroup:
       world_size: how many there are.
       arenas: returns the shared and the posted arena, or None before there are any.
       sent: takes the trainer's messages, those of all ranks as one.
+      slots_changed: called when a slot of the shared arena that ranks look at has changed.
 
     Attributes:
       ranks: those that have come, by number.
+      written: the tensors that each rank writes into the posted arena, once all are there.
       ended: why the group is over; empty while it is not.
       gathered: all ranks have come, or one has gone.
       all_gone: no rank is connected any more.
@@ -95,6 +99,8 @@ class TrainerGroup:
     world_size: int
     _arenas: Callable[[], tuple[Arena, Arena] | None]
     _sent: Callable[[m.Message], None]
+    _slots_changed: Callable[[], None] = lambda: None
+    written: list[list[int]] = field(factory=list, init=False)
     ranks: dict[int, Rank] = field(factory=dict, init=False)
     ended: str = field(default="", init=False)
     gathered: trio.Event = field(factory=trio.Event, init=False)
@@ -119,6 +125,11 @@ class TrainerGroup:
     def complete(self) -> bool:
         return len(self.ranks) == self.world_size
 
+    @property
+    def idle(self) -> bool:
+        """All ranks have handled all messages."""
+        return self._gate.idle
+
     def why_not(self, hello: m.TrainerHello) -> str:
         """Return why a process cannot be one of these ranks, or nothing if it can."""
         part = hello.part
@@ -139,6 +150,16 @@ class TrainerGroup:
             return (
                 f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the"
                 " same one, and the stages of a pipeline the same whole= beside it"
+            )
+        if first is not None and first.hello.software != hello.software:
+            return (
+                f"rank {part.rank} has {hello.software} and rank {first.hello.part.rank} has"
+                f" {first.hello.software}: install the same one on all hosts"
+            )
+        if first is not None and first.hello.script != hello.script:
+            return (
+                f"rank {part.rank} runs another script than rank {first.hello.part.rank}: copy the"
+                " same one to all hosts"
             )
         return ""
 
@@ -173,7 +194,8 @@ class TrainerGroup:
         """Tell each rank what it writes, as all are there; return why they are no trainer."""
         parts = self._parts()
         try:
-            written = writers(self.ranks[0].hello.layout, parts)
+            far = {number for number, rank in self.ranks.items() if rank.far}
+            self.written = writers(self.ranks[0].hello.layout, parts, far)
         except RankPartsError as error:
             return str(error)
         arenas = self._arenas()
@@ -184,7 +206,7 @@ class TrainerGroup:
                 slots[STEP_SLOT:SECONDS_SLOT] = slots[SAMPLES_SLOT] = 0
                 slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0] = math.nan
         self._begun = True
-        for number, tensors in enumerate(written):
+        for number, tensors in enumerate(self.written):
             self.ranks[number].send(m.RankWrites(tuple(tensors)))
         return ""
 
@@ -201,6 +223,7 @@ class TrainerGroup:
         arenas = self._arenas()
         if arenas is not None:
             arenas[0].slots[MAIL_SLOT] = self._pushed_count
+            self._slots_changed()
 
     def took(self, number: int, message: m.Message) -> None:
         """Take a rank's message.
@@ -274,6 +297,7 @@ class TrainerGroup:
                 case Name(step=step):
                     if arenas is not None:
                         arenas[0].slots[NAMED_SLOT] = NO_STEP_NAMED if step is None else step
+                        self._slots_changed()
                     self._named.notify_all()
                 case PassOn(rank=number):
                     self._waiting.discard(number)

@@ -38,6 +38,7 @@ from ....protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 from ...process.exit_codes import ExitCode
+from ..hosts.host_places import HostPlaces
 from . import watcher
 from .accelerators import COUNT_PLACEHOLDER, GpuWatch
 from .failures import Failure, failure_of, memory_kills
@@ -96,6 +97,8 @@ class TrainerSupervisor:
       gpus_min: the command waits for so many healthy GPUs; 0: one, if the command has ``{gpus}``.
       show_gpus: takes what is known of the GPUs, for people.
       ready: the first start waits for it: the daemon listens at the socket.
+      hosts: of a peer of several, where the command is started and ended likewise; else None.
+      start: of the command at the head, at a further host; None: it is started here first.
 
     Attributes:
       pid: of the process that runs, or None.
@@ -117,6 +120,8 @@ class TrainerSupervisor:
         gpus_min: int = 0,
         show_gpus: Callable[[str], None] = lambda _text: None,
         ready: trio.Event | None = None,
+        hosts: HostPlaces | None = None,
+        start: str | None = None,
     ) -> None:
         self.command = list(command)
         self.socket_path = socket_path
@@ -130,6 +135,9 @@ class TrainerSupervisor:
         self._give_up = give_up
         self._output = output
         self._ready = ready
+        self._hosts, self._start = hosts, start
+        if hosts is not None:
+            hosts.fail = self.fail
         counted = any(COUNT_PLACEHOLDER in each for each in command)
         self.gpus = GpuWatch(max(gpus_min, int(counted)), show_gpus)
         self._scope = trio.CancelScope()
@@ -143,7 +151,13 @@ class TrainerSupervisor:
     def idle(self) -> bool:
         """No process runs, and none will until somebody mends something."""
         given_up = self.failed is not None and self.failed.remedy is Remedy.NONE
-        return given_up or bool(self.gpus.why_waiting)
+        waits = self.gpus.why_waiting or (self._hosts is not None and self._hosts.why_waiting)
+        return given_up or bool(waits)
+
+    @property
+    def start(self) -> str:
+        """Tells this start of the command from all others."""
+        return f"{self._first_start}.{self.restarts}" if self._start is None else self._start
 
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
@@ -153,7 +167,7 @@ class TrainerSupervisor:
             **kept,
             SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
-            "HOLDFAST_START": f"{self._first_start}.{self.restarts}",
+            "HOLDFAST_START": self.start,
             **self.gpus.environment(),
         }
 
@@ -198,6 +212,28 @@ class TrainerSupervisor:
         self._retry.notify_all()
         return True
 
+    async def run_once(self) -> Failure | None:
+        """Run the command once; return why it failed, or None.
+
+        Cancellation: as ``run``.
+
+        Raises:
+          UserError: the command cannot be started.
+        """
+        try:
+            with self._scope:
+                if self._ready is not None:
+                    await self._ready.wait()
+                await self.gpus.enough()
+                kills = memory_kills()
+                status = await self._run_once(first=True)
+                if status == 0:
+                    return None
+                return await self._why(status, kernel_killed=memory_kills() > kills)
+            return Failure(FailureKind.CRASH, "it was stopped")
+        finally:
+            self._ended.set()
+
     async def _keep_running(self) -> None:
         failure_count = 0
         while True:
@@ -206,6 +242,8 @@ class TrainerSupervisor:
             self.failed = None
             life = self._life = _Life()
             await self.gpus.enough()
+            if self._hosts is not None:
+                await self._hosts.enough()
             status = await self._run_once(first=self.restarts == 0)
             if status == 0 and life.verdict is None and not life.renewal:
                 return
@@ -255,16 +293,25 @@ class TrainerSupervisor:
         return True
 
     async def _renew(self, life: _Life) -> None:
-        """End the running process when another number of GPUs is healthy than at its start."""
-        life.renewal = await self.gpus.change()
+        """End the running process when there are other GPUs, or hosts, than at its start."""
+        async with trio.open_nursery() as nursery:
+
+            async def wait_for(change: Callable[[], Awaitable[str]]) -> None:
+                life.renewal = life.renewal or await change()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(wait_for, self.gpus.change)
+            if self._hosts is not None:
+                nursery.start_soon(wait_for, self._hosts.change)
         life.scope.cancel()
 
     async def _run_once(self, *, first: bool) -> int:
         pipe = None if self._output is None else OutputPipe(self._output)
         write_end = None if pipe is None else pipe.write_end
+        command = self.gpus.filled(self.command)
         try:
             process = await trio.lowlevel.open_process(
-                self.gpus.filled(self.command),
+                command if self._hosts is None else self._hosts.filled(command),
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -285,6 +332,8 @@ class TrainerSupervisor:
             if pipe is not None:
                 pipe.close()
         self.pid, self._exited = process.pid, trio.Event()
+        if self._hosts is not None:
+            self._hosts.start(self.start)
         try:
             async with _watched(process, self.socket_path):
                 try:
@@ -295,6 +344,9 @@ class TrainerSupervisor:
                         nursery.cancel_scope.cancel()
                 finally:
                     await _end(process, self.socket_path)
+                    if self._hosts is not None:
+                        with trio.CancelScope(shield=True):
+                            await self._hosts.stop(finished=process.returncode == 0)
         finally:
             self.pid = None
             if pipe is not None:

@@ -233,8 +233,8 @@ function lagTexts({ versions, steps }) {
 
 /** Returns "7 of 8 GPUs" if they are not all healthy. */
 function fewer(accelerators) {
-  const [, healthy, all] = /^(\d+) of (\d+) /.exec(accelerators) ?? [];
-  return healthy === all ? "" : accelerators;
+  const counts = [...accelerators.matchAll(/(\d+) of (\d+) /g)];
+  return counts.some(([, there, all]) => there !== all) ? accelerators : "";
 }
 
 /** Returns the bandwidth limits that the machine's owner has set. */

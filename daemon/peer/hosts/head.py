@@ -1,0 +1,497 @@
+"""The head of a peer of several hosts: its hosts' ranks are ranks of its trainer.
+
+    run
+     ├── network.serve        newcomers with the string; links of hosts
+     ├── hub.run
+     ├── _pump                the daemon's messages to the trainer, in order
+     └── _serve_host          per host, as long as its link lives
+          ├── messages to it
+          └── _serve_rank     per rank: its words, each after the boxes that it speaks of
+
+A message that announces a version (``RoundEnded``, ``Load``, ``Finished``) is told to the ranks
+once all hosts have their boxes of it; training goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from ....collectives.links.frame_routing import frame_key
+from ....collectives.links.hub import LinkHub
+from ....collectives.links.link import Link
+from ....membership.peer.rank_parts import box_of
+from ....protocol import messages as m
+from ....protocol import wire
+from ....protocol.addresses import Address
+from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NO_STEP_NAMED, Arena, NotWholeError
+from ....protocol.enrolment import Refusal, answer_newcomer
+from ....protocol.errors import PeerLostError, RemoteProtocolError
+from ....protocol.network.interface import Channel, Network
+from ....protocol.network.lane import FrameHeader, FrameKind
+from ....protocol.pulse import Pulse
+from ....protocol.trust.authority import Authority, Party
+from ..trainer.bridge import UnixBridge
+from ..trainer.group import TrainerGroup
+from ..trainer.port import TrainerEvents
+from .boxes import BoxSink, BoxSource, Piece, pieces_of
+from .host_places import HostPlaces
+from .site import HOST_RULES, member_info
+
+log = logging.getLogger("holdfast.hosts")
+
+RENEW_S = 6 * 3600.0  # a certificate lasts for a day
+LOOK_S = 0.01  # between two looks at ranks that read a fragment, or at one that is being written
+
+
+@define(eq=False)
+class HostPeer:
+    """A host whose link is up.
+
+    Attributes:
+      ranks: what comes from each of its ranks.
+      versions: of its boxes, by fragment.
+      changed: notified when one of these has changed, or the host is gone.
+    """
+
+    peer: str
+    link: Link
+    hello: m.HostHello
+    queue: trio.MemorySendChannel[m.Message]
+    nursery: trio.Nursery
+    ranks: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
+    samplers: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
+    versions: dict[int, int] = field(factory=dict)
+    changed: Pulse = field(factory=Pulse)
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+    @property
+    def gone(self) -> bool:
+        return self.link.lost.is_set()
+
+    def tell(self, message: m.Message) -> None:
+        if not self.gone:
+            self.queue.send_nowait(message)
+
+
+class Head:
+    """See the top of this file; a ``FurtherRanks`` of the bridge.
+
+    Args:
+      me: this peer's id.
+      network: of head and hosts.
+      token: what the string shows.
+      events: takes what the trainer's samplers ask.
+      renew: gives the head another certificate.
+
+    Attributes:
+      places: which hosts take part.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        name: str,
+        network: Network,
+        authority: Authority,
+        token: str,
+        bridge: UnixBridge,
+        places: HostPlaces,
+        events: Callable[[], TrainerEvents],
+        renew: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.places = places
+        self._me, self._name = me, name
+        self._network, self._authority, self._token = network, authority, token
+        self._bridge, self._events, self._renew = bridge, events, renew
+        self._hosts: dict[str, HostPeer] = {}
+        self._members: dict[str, int] = {}  # numbers in the view of the hub, by peer
+        self._hub = LinkHub(
+            network, me, on_message=self._on_message, tell_master=self._note, rules=HOST_RULES
+        )
+        self._told, self._to_tell = trio.open_memory_channel[tuple[TrainerGroup, m.Message]](
+            math.inf
+        )
+        self._opened: m.ArenaOpened | None = None
+        self._transfers = itertools.count(1)
+        self._nursery: trio.Nursery
+        bridge.further = self
+
+    async def run(
+        self,
+        bind: Sequence[Address],
+        *,
+        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._set_members()
+            await nursery.start(self._hub.run)
+            bound = await nursery.start(self._serve, bind)
+            nursery.start_soon(self._pump)
+            task_status.started(bound)
+            while True:
+                await trio.sleep(RENEW_S)
+                self._renew()
+
+    async def _serve(
+        self,
+        bind: Sequence[Address],
+        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        await self._network.serve(
+            bind, self._on_channel, self._hub.handle_lane, task_status=task_status
+        )
+
+    # ------------------------------------------------------------ who is a host
+
+    async def _on_channel(self, channel: Channel) -> None:
+        if channel.party is Party.NEWCOMER:
+            await answer_newcomer(
+                channel, self._authority, self._admit, check=_no_check, known=lambda _peer: False
+            )
+        elif channel.party is Party.PEER and channel.peer != self._me:
+            if channel.peer not in self._members:
+                self._members[channel.peer] = 1 + max(self._members.values(), default=0)
+                self._set_members()
+            await self._hub.handle_channel(channel)
+
+    async def _admit(self, request: m.EnrolRequest, _peer: str) -> None:
+        if not secrets.compare_digest(request.token.encode(), self._token.encode()):
+            raise Refusal(m.RefusalCode.TOKEN, "the head of this peer has another string by now")
+        if why := self.places.why_full():
+            raise Refusal(m.RefusalCode.TOKEN, why)
+
+    def _set_members(self) -> None:
+        hosts = [member_info(peer, "", number) for peer, number in self._members.items()]
+        self._hub.set_members([member_info(self._me, self._name, 0, ("unused:1",)), *hosts])
+
+    def _note(self, _message: m.Message) -> None:
+        """Drop what a member would tell its master: there is one route to a host."""
+
+    # ------------------------------------------------------------ a host
+
+    async def _on_message(self, peer: str, message: m.Message) -> None:
+        host = self._hosts.get(peer)
+        if host is not None and host.gone:
+            self._went(host)
+            host = None
+        match message:
+            case m.HostHello():
+                if host is not None:
+                    host.hello = message
+                    self.places.changed()
+                elif why := self.places.why_full():
+                    link = self._hub.links.get(peer)
+                    if link is not None:
+                        await link.send(m.Refused(m.RefusalCode.TOKEN, why))
+                else:
+                    self._nursery.start_soon(self._serve_host, peer, message)
+            case _ if host is None:
+                raise RemoteProtocolError(f"a {type(message).__name__} before a HostHello")
+            case m.RankSays(rank=rank, body=body):
+                self._rank_says(host, rank, body)
+            case m.RankGone(rank=rank):
+                if (channel := host.ranks.pop(rank, None)) is not None:
+                    channel.send_nowait(message)
+            case m.SlotsChanged(ranks=ranks):
+                self._take_slots(host, ranks)
+            case m.BoxesWanted():
+                host.nursery.start_soon(self._send_boxes, host, message)
+            case m.BoxesTaken(fragment=fragment, version=version):
+                host.versions[fragment] = version
+                host.changed.notify_all()
+            case m.HostEnded():
+                self.places.ended(host, message)
+            case m.SamplerSays() | m.SamplerGone():
+                self._sampler_says(host, message)
+            case _:
+                raise RemoteProtocolError(f"a host sent a {type(message).__name__}")
+
+    async def _serve_host(self, peer: str, hello: m.HostHello) -> None:
+        link = self._hub.links.get(peer)
+        if link is None:
+            return
+        queue, to_send = trio.open_memory_channel[m.Message](math.inf)
+        async with trio.open_nursery() as nursery:
+            host = self._hosts[peer] = HostPeer(peer, link, hello, queue, nursery)
+            nursery.start_soon(self._send, link, to_send)
+            self.places.came(host)
+            self.slots_changed()
+            await link.lost.wait()
+            self._went(host)
+            nursery.cancel_scope.cancel()
+
+    def _went(self, host: HostPeer) -> None:
+        """Take note, once, that a host's link is lost."""
+        if self._hosts.get(host.peer) is host:
+            del self._hosts[host.peer]
+            self.places.went(host, host.link.reason)
+            host.changed.notify_all()
+            for channel in [*host.ranks.values(), *host.samplers.values()]:
+                channel.close()
+
+    async def _send(self, link: Link, to_send: trio.MemoryReceiveChannel[m.Message]) -> None:
+        try:
+            async for message in to_send:
+                await link.send(message)
+        except PeerLostError:
+            pass
+
+    # ------------------------------------------------------------ its ranks
+
+    def _rank_says(self, host: HostPeer, rank: int, body: bytes) -> None:
+        message = wire.decode(body)
+        channel = host.ranks.get(rank)
+        if isinstance(message, m.TrainerHello):
+            if channel is not None or message.part.rank != rank:
+                raise RemoteProtocolError(f"rank {rank} attaches a second time")
+            host.ranks[rank], incoming = trio.open_memory_channel[m.Message](math.inf)
+            host.nursery.start_soon(self._serve_rank, host, message, incoming)
+        elif channel is not None:  # else its end was told, and is on its way
+            channel.send_nowait(message)
+
+    async def _serve_rank(
+        self,
+        host: HostPeer,
+        hello: m.TrainerHello,
+        incoming: trio.MemoryReceiveChannel[m.Message],
+    ) -> None:
+        number = hello.part.rank
+        entered = self._bridge.enter(hello, self._events(), self._nursery, far=True)
+        if isinstance(entered, str):
+            host.ranks.pop(number, None)
+            host.tell(m.RankSays(number, wire.encode(m.Rejected(entered))))
+            return
+        group, rank, queue = entered
+        why = f"its host {host.name} is gone"
+        try:
+            with rank.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._forward, host, number, queue)
+                    why = await self._hear(host, group, number, incoming) or why
+                    nursery.cancel_scope.cancel()
+        finally:
+            host.ranks.pop(number, None)
+            host.tell(m.RankGone(number, "the group of processes has ended"))
+            group.gone(number, f"{why} (on {host.name})")
+            host.changed.notify_all()
+
+    async def _forward(
+        self, host: HostPeer, rank: int, queue: trio.MemoryReceiveChannel[m.Message]
+    ) -> None:
+        async with queue:
+            async for message in queue:
+                host.tell(m.RankSays(rank, wire.encode(message)))
+
+    async def _hear(
+        self,
+        host: HostPeer,
+        group: TrainerGroup,
+        number: int,
+        incoming: trio.MemoryReceiveChannel[m.Message],
+    ) -> str:
+        """Take a rank's messages until it is gone; return why, or nothing if its host is."""
+        async for message in incoming:
+            if isinstance(message, m.RankGone):
+                return message.reason
+            if isinstance(message, m.Posted) and message.fragment < len(self._sizes):
+                await self._fetch_boxes(host, group, number, message.fragment)
+            elif isinstance(message, m.InitialPosted):
+                for fragment in range(len(self._sizes)):
+                    await self._fetch_boxes(host, group, number, fragment)
+            try:
+                self._bridge.take(message, lambda each: group.took(number, each))
+            except RemoteProtocolError as error:
+                return f"the training process broke the protocol: {error}"
+        return ""
+
+    @property
+    def _sizes(self) -> tuple[m.FragmentSize, ...]:
+        return () if self._opened is None else self._opened.sizes
+
+    # ------------------------------------------------------------ slots
+
+    def slots_changed(self) -> None:
+        arenas = self._bridge.arenas
+        if arenas is None:
+            return
+        slots = arenas[0].slots
+        named = int(slots[NAMED_SLOT])
+        message = m.HeadSlots(
+            int(slots[MAIL_SLOT]), m.COUNT_MAX if named == NO_STEP_NAMED else named
+        )
+        for host in self._hosts.values():
+            host.tell(message)
+
+    def _take_slots(self, host: HostPeer, ranks: Iterable[m.RankSlots]) -> None:
+        arenas = self._bridge.arenas
+        for each in ranks:
+            if arenas is not None and each.rank in host.ranks:
+                arenas[1].rank_slots(each.rank)[:] = np.frombuffer(each.slots, np.uint64)
+
+    # ------------------------------------------------------------ boxes
+
+    def tell(self, group: TrainerGroup, message: m.Message) -> None:
+        if isinstance(message, m.ArenaOpened):
+            self._opened = message
+        self._told.send_nowait((group, message))
+
+    async def _pump(self) -> None:
+        async for group, message in self._to_tell:
+            fragments: Iterable[int] = ()
+            match message:
+                case m.RoundEnded(committed=True, fragment=fragment):
+                    fragments = (fragment,)
+                case m.Load() | m.Finished():
+                    fragments = range(len(self._sizes))
+            for host in list(self._hosts.values()):
+                if host.ranks:
+                    for fragment in fragments:
+                        await self._bring(host, group, fragment)
+            if not group.ended:
+                group.tell(message)
+            self.passed(message)
+
+    def passed(self, message: m.Message) -> None:
+        if isinstance(message, m.RoundEnded | m.Load):
+            self.places.boundary()
+
+    async def _bring(self, host: HostPeer, group: TrainerGroup, fragment: int) -> None:
+        """Wait until a host has the boxes of the present version of a fragment.
+
+        They are sent once its ranks have read those of the version before.
+        """
+        while not (group.idle or group.ended):
+            await trio.sleep(LOOK_S)
+        while not host.gone and not group.ended:
+            version = await self._version(fragment)
+            if version is None or host.versions.get(fragment) == version:
+                return
+            began_s = trio.current_time()
+            host.tell(m.BoxesReady(fragment, version))
+            await host.changed.wait()
+            if host.versions.get(fragment) == version:
+                pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
+                _log_boxes(fragment, pieces, f"to {host.name}", began_s)
+
+    async def _version(self, fragment: int) -> int | None:
+        """Return the fragment's version, once nothing writes it; None if nothing is whole."""
+        assert self._bridge.arenas is not None
+        shared = self._bridge.arenas[0]
+        try:
+            while (version := shared.read_once(fragment, lambda: None)) is None:
+                await trio.sleep(LOOK_S)
+        except NotWholeError:
+            return None
+        return version
+
+    async def _send_boxes(self, host: HostPeer, wanted: m.BoxesWanted) -> None:
+        arenas = self._bridge.arenas
+        group = self._bridge.group
+        if arenas is None or group is None or wanted.fragment >= len(self._sizes):
+            return  # of an earlier group
+        parts = dict.fromkeys(host.ranks)
+        pieces = self._pieces(group, wanted.fragment, parts)
+        source = BoxSource(arenas[0], wanted.fragment, pieces, wanted.transfer, wanted.version)
+        try:
+            await host.link.send_from(source)
+        except PeerLostError:
+            return
+        if source.stale:
+            host.tell(m.BoxesGone(wanted.transfer))
+            host.changed.notify_all()
+
+    async def _fetch_boxes(
+        self, host: HostPeer, group: TrainerGroup, rank: int, fragment: int
+    ) -> None:
+        """Copy what a rank has posted of a fragment into the posted arena here."""
+        arenas = self._bridge.arenas
+        assert arenas is not None
+        pieces = self._pieces(group, fragment, {rank: group.written[rank]})
+        if pieces:
+            transfer = next(self._transfers)
+            wanted, began_s = m.BoxesWanted(transfer, fragment, rank), trio.current_time()
+            await receive_boxes(self._hub, arenas[1], pieces, wanted, host.tell)
+            _log_boxes(fragment, pieces, f"from {host.name}", began_s)
+
+    def _pieces(
+        self, group: TrainerGroup, fragment: int, ranks: Mapping[int, Sequence[int] | None]
+    ) -> tuple[Piece, ...]:
+        """Return what ranks hold of a fragment, or of the tensors that are named."""
+        assert self._opened is not None
+        layout = group.ranks[0].hello.layout
+        tensors = self._opened.fragments[fragment]
+        held: dict[int, list[m.TensorBox]] = {}
+        for rank, named in ranks.items():
+            if rank not in group.ranks:
+                continue
+            part = group.ranks[rank].hello.part
+            for index in tensors if named is None else set(named).intersection(tensors):
+                held.setdefault(index, []).append(box_of(part, layout, index))
+        return pieces_of(layout, tensors, held)
+
+    # ------------------------------------------------------------ samplers
+
+    def _sampler_says(self, host: HostPeer, message: m.SamplerSays | m.SamplerGone) -> None:
+        channel = host.samplers.get(message.sampler)
+        if isinstance(message, m.SamplerGone):
+            if channel is not None:
+                channel.close()
+            return
+        said = wire.decode(message.body)
+        if isinstance(said, m.DrawHello):
+            host.samplers[message.sampler], incoming = trio.open_memory_channel[m.Message](math.inf)
+            host.nursery.start_soon(self._serve_sampler, host, message.sampler, said, incoming)
+        elif channel is not None:
+            channel.send_nowait(said)
+
+    async def _serve_sampler(
+        self,
+        host: HostPeer,
+        number: int,
+        hello: m.DrawHello,
+        incoming: trio.MemoryReceiveChannel[m.Message],
+    ) -> None:
+        answer = self._events().begin_draws(hello)
+        host.tell(m.SamplerSays(number, wire.encode(answer)))
+        async for message in incoming:
+            if isinstance(answer, m.Rejected) or not isinstance(message, m.Draw):
+                break
+            answer = await self._events().draw(hello, message)
+            host.tell(m.SamplerSays(number, wire.encode(answer)))
+        host.samplers.pop(number, None)
+
+
+def _log_boxes(fragment: int, pieces: Sequence[Piece], where: str, began_s: float) -> None:
+    size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
+    log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
+
+
+async def receive_boxes(
+    hub: LinkHub,
+    arena: Arena,
+    pieces: Sequence[Piece],
+    wanted: m.BoxesWanted,
+    tell: Callable[[m.Message], None],
+) -> None:
+    """Ask for pieces of a fragment, and wait until they are in an arena."""
+    sink = BoxSink(arena, wanted.fragment, pieces)
+    key = frame_key(FrameHeader(FrameKind.BLOCK, 0, 0, 0, wanted.transfer, 0))
+    with hub.register(key, sink):
+        tell(wanted)
+        await sink.whole.wait()
+
+
+async def _no_check(_messages: object, _request: m.CheckRequest) -> None:
+    raise Refusal(m.RefusalCode.PROTOCOL, "a head of several hosts checks no machines")

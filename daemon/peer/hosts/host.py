@@ -1,0 +1,398 @@
+"""``holdfast host``: a further machine of a peer; it runs the training command when the head says.
+
+run                       again after a lost link, for ``patience_s``
+ └── hub.run, _serve      as long as the link to the head lives
+      ├── messages to the head, and changed slots of ranks
+      ├── bridge.run      ranks and samplers of this host: their words go to the head
+      └── _run_command    from ``HostStart`` to ``HostStop``, or to its own end
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import trio
+from attrs import define, evolve, field
+
+from ....collectives.links.hub import LinkHub
+from ....collectives.links.link import Link
+from ....membership.peer.rank_parts import box_of
+from ....protocol import messages as m
+from ....protocol import wire
+from ....protocol.arena import (
+    LOSS_SLOT,
+    MAIL_SLOT,
+    NAMED_SLOT,
+    NO_STEP_NAMED,
+)
+from ....protocol.errors import PeerLostError, RemoteProtocolError
+from ....protocol.network.interface import Network
+from ....protocol.network.stream import MessageStream
+from ....protocol.text import plain
+from ....protocol.trust.invite import Invite
+from ..trainer.bridge import QUEUE_COUNT_MAX, Caller, UnixBridge, reject
+from ..trainer.group import Rank
+from ..trainer.port import TrainerEvents
+from ..trainer.supervisor import TrainerSupervisor
+from .boxes import BoxSource, Piece, pieces_of
+from .head import receive_boxes
+from .host_places import fill
+from .site import HOST_RULES, head_of, member_info
+
+log = logging.getLogger("holdfast.hosts")
+
+SLOTS_S = 0.02  # between two looks at the slots of ranks, which the head names steps by
+GPUS_S = 2.0  # between two reports of GPUs
+
+
+class HostBridge(UnixBridge):
+    """Where the ranks of a host find a daemon: it hands on their words, and keeps their arenas.
+
+    Args:
+      say: sends a message to the head.
+    """
+
+    def __init__(self, path: Path, say: Callable[[m.Message], None], local_checkpoint: str) -> None:
+        super().__init__(path)
+        self._say = say
+        self._local_checkpoint = local_checkpoint
+        self.ranks: dict[int, Rank] = {}
+        self.written: dict[int, Sequence[int]] = {}
+        self.opened: m.ArenaOpened | None = None
+        self.opening = trio.Event()
+        self._rows: dict[int, bytes] = {}  # as the head knows them
+        self._sampler_numbers = itertools.count(1)
+        self._sampler_queues: dict[int, trio.MemorySendChannel[m.Message]] = {}
+
+    def begin(self) -> None:
+        """Forget the arenas and ranks of an earlier start."""
+        self._close_files()
+        self.arenas = self.opened = None
+        self.opening = trio.Event()
+        self.written.clear()
+        self._rows.clear()
+
+    def end_all(self) -> None:
+        """End all connections: the head is gone."""
+        for rank in self.ranks.values():
+            rank.scope.cancel()
+        for queue in self._sampler_queues.values():
+            queue.close()
+
+    # ------------------------------------------------------------ ranks
+
+    async def _serve_alone(self, hello: m.TrainerHello, caller: Caller) -> None:
+        why = "a peer of several hosts needs one process group over all of them: torchrun"
+        await reject(caller.stream, why)
+
+    async def _serve_rank(
+        self, hello: m.TrainerHello, caller: Caller, nursery: trio.Nursery
+    ) -> None:
+        number = hello.part.rank
+        if number in self.ranks:
+            await reject(caller.stream, f"rank {number} has attached already")
+            return
+        if not self.ranks:
+            self._crash, self._detached = None, trio.Event()
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        rank = self.ranks[number] = Rank(hello, sender)
+        self._say(m.RankSays(number, wire.encode(hello)))
+        self.attached_pid, self.was_attached = hello.pid, True
+        why = ""
+        try:
+            why = await self._converse(
+                caller, rank, queue, lambda message: self._took(number, message), counts=False
+            )
+        finally:
+            del self.ranks[number]
+            self._say(m.RankGone(number, why))
+            if not self.ranks:
+                self.attached_pid = None
+                self._detached.set()
+
+    def _took(self, number: int, message: m.Message) -> None:
+        self.say_slots()
+        self._say(m.RankSays(number, wire.encode(message)))
+
+    def tell_rank(self, number: int, message: m.Message) -> None:
+        """Hand a message of the head to a rank."""
+        rank = self.ranks.get(number)
+        if rank is None:
+            return
+        if isinstance(message, m.RankWrites):
+            self.written[number] = message.tensors
+        elif isinstance(message, m.ArenaOpened):
+            message = evolve(
+                message, local_checkpoint=message.local_checkpoint and self._local_checkpoint
+            )
+            if self.opened is None:
+                self._open(message)
+        rank.send(message)
+
+    def _open(self, message: m.ArenaOpened) -> None:
+        _, posted = self.open_arenas(message.sizes)
+        for number in range(m.RANKS_MAX):
+            slots = posted.rank_slots(number)
+            slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0] = math.nan
+        self.opened = message
+        self.opening.set()
+
+    def end_rank(self, number: int) -> None:
+        if (rank := self.ranks.get(number)) is not None:
+            rank.scope.cancel()
+
+    # ------------------------------------------------------------ slots
+
+    def say_slots(self) -> None:
+        """Tell the head the slots of ranks that have changed."""
+        if self.arenas is None:
+            return
+        changed = []
+        for number in self.ranks:
+            row = self.arenas[1].rank_slots(number).tobytes()
+            if row != self._rows.get(number):
+                self._rows[number] = row
+                changed.append(m.RankSlots(number, row))
+        if changed:
+            self._say(m.SlotsChanged(tuple(changed)))
+
+    def take_slots(self, message: m.HeadSlots) -> None:
+        if self.arenas is not None:
+            slots = self.arenas[0].slots
+            slots[NAMED_SLOT] = NO_STEP_NAMED if message.named == m.COUNT_MAX else message.named
+            slots[MAIL_SLOT] = message.mail
+
+    # ------------------------------------------------------------ boxes
+
+    def pieces(self, fragment: int, rank: int | None = None) -> tuple[Piece, ...]:
+        """Return what this host's ranks hold of a fragment, or what one of them writes."""
+        assert self.opened is not None
+        tensors = self.opened.fragments[fragment]
+        held: dict[int, list[m.TensorBox]] = {}
+        layout = None
+        for number, each in self.ranks.items():
+            layout = each.hello.layout
+            named = tensors if rank is None else self.written.get(number, ())
+            if rank in (None, number):
+                for index in set(named).intersection(tensors):
+                    held.setdefault(index, []).append(box_of(each.hello.part, layout, index))
+        return () if layout is None else pieces_of(layout, tensors, held)
+
+    # ------------------------------------------------------------ samplers
+
+    async def _serve_sampler(self, hello: m.DrawHello, caller: Caller) -> None:
+        number = next(self._sampler_numbers)
+        queue, answers = trio.open_memory_channel[m.Message](math.inf)
+        self._sampler_queues[number] = queue
+        stream: MessageStream = caller.stream
+        with caller.connection:
+            try:
+                message: m.Message = hello
+                while True:
+                    self._say(m.SamplerSays(number, wire.encode(message)))
+                    answer = await answers.receive()
+                    await stream.send(answer)
+                    if isinstance(answer, m.Rejected):
+                        return
+                    message = await stream.receive_expected(m.Draw)
+            except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
+                pass  # the process has ended, closed the sampler, or the head is gone
+            finally:
+                del self._sampler_queues[number]
+                self._say(m.SamplerGone(number))
+
+    def answer_sampler(self, number: int, message: m.Message) -> None:
+        if (queue := self._sampler_queues.get(number)) is not None:
+            queue.send_nowait(message)
+
+
+@define(eq=False)
+class Host:
+    """See the top of this file.
+
+    Args:
+      me: this host's id among those of the site.
+      command: the training command, with its places.
+      make_supervisor: makes the supervisor of a command, for a member, in front of the bridge.
+      tell: takes sentences for the operator.
+      gpus: returns how many GPUs are healthy here, and how many there are.
+      last_error: returns the error that the command's output ends with; empty if there is none.
+
+    Attributes:
+      finished: the training command ended with the run.
+    """
+
+    me: str
+    name: str
+    site: Invite
+    network: Network
+    bridge_path: Path
+    local_checkpoint: str
+    make_supervisor: Callable[[Sequence[str], str, str, HostBridge], TrainerSupervisor]
+    command: Sequence[str]
+    tell: Callable[[str], None]
+    gpus: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    last_error: Callable[[], str] = str
+    finished: bool = field(default=False, init=False)
+    linked: bool = field(default=False, init=False)
+    bridge: HostBridge = field(init=False)
+    _hub: LinkHub = field(init=False)
+    _queue: trio.MemorySendChannel[m.Message] | None = field(default=None, init=False)
+    _transfers: itertools.count[int] = field(factory=lambda: itertools.count(1), init=False)
+    _pulls: dict[int, tuple[int, trio.CancelScope]] = field(factory=dict, init=False)
+    _nursery: trio.Nursery = field(init=False)
+    _supervisor: TrainerSupervisor | None = field(default=None, init=False)
+    _command_ended: trio.Event = field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.bridge = HostBridge(self.bridge_path, self._say, self.local_checkpoint)
+        self._hub = LinkHub(self.network, self.me, on_message=self._on_message, rules=HOST_RULES)
+
+    def _say(self, message: m.Message) -> None:
+        if self._queue is not None:
+            self._queue.send_nowait(message)
+
+    @property
+    def head(self) -> str:
+        return head_of(self.site)
+
+    async def run_link(self, link_wait_s: float) -> str:
+        """Be the head's host as long as one link lives; return why it ended, or never was."""
+        members = (
+            member_info(self.head, "", 0, tuple(map(str, self.site.addresses))),
+            member_info(self.me, self.name, 1),
+        )
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._hub.run)
+            self._hub.set_members(members)
+            try:
+                link = await self._hub.link(self.head, link_wait_s)
+            except PeerLostError as error:
+                nursery.cancel_scope.cancel()
+                return error.reason
+            self.linked = True
+            self._queue, to_send = trio.open_memory_channel[m.Message](math.inf)
+            try:
+                nursery.start_soon(self._send, link, to_send)
+                nursery.start_soon(
+                    self.bridge.run, cast("TrainerEvents", None)
+                )  # the head's are told
+                nursery.start_soon(self._look)
+                await link.lost.wait()
+            finally:
+                self._queue = None
+                self.bridge.end_all()
+                if self._supervisor is not None:
+                    with trio.CancelScope(shield=True):
+                        await self._supervisor.stop()
+            nursery.cancel_scope.cancel()
+        return link.reason
+
+    async def _send(self, link: Link, to_send: trio.MemoryReceiveChannel[m.Message]) -> None:
+        try:
+            async for message in to_send:
+                await link.send(message)
+        except PeerLostError:
+            pass
+
+    async def _look(self) -> None:
+        """Report the GPUs, and the slots of ranks, whenever they have changed."""
+        gpus, looked_s = None, -math.inf
+        while True:
+            if trio.current_time() >= looked_s + GPUS_S:
+                looked_s = trio.current_time()
+                if (now := await self.network.run_sync(self.gpus)) != gpus:
+                    gpus = now
+                    self._say(m.HostHello(self.name, *gpus))
+            self.bridge.say_slots()
+            await trio.sleep(SLOTS_S)
+
+    # ------------------------------------------------------------ what the head says
+
+    async def _on_message(self, _peer: str, message: m.Message) -> None:
+        match message:
+            case m.HostStart():
+                self._nursery.start_soon(self._run_command, message)
+            case m.HostStop():
+                self.finished |= message.finished
+                if self._supervisor is not None and not message.finished:
+                    self._nursery.start_soon(self._supervisor.stop)
+            case m.RankSays(rank=rank, body=body):
+                self.bridge.tell_rank(rank, wire.decode(body))
+            case m.RankGone(rank=rank):
+                self.bridge.end_rank(rank)
+            case m.HeadSlots():
+                self.bridge.take_slots(message)
+            case m.BoxesReady():
+                self._nursery.start_soon(self._take_boxes, message)
+            case m.BoxesWanted():
+                self._nursery.start_soon(self._send_boxes, message)
+            case m.BoxesGone(transfer=transfer):
+                for number, scope in list(self._pulls.values()):
+                    if number == transfer:
+                        scope.cancel()
+            case m.SamplerSays(sampler=sampler, body=body):
+                self.bridge.answer_sampler(sampler, wire.decode(body))
+            case _:
+                raise RemoteProtocolError(f"the head sent a {type(message).__name__}")
+
+    async def _take_boxes(self, message: m.BoxesReady) -> None:
+        """Copy this host's boxes of a version from the head, in place of the last version's."""
+        bridge, fragment = self.bridge, message.fragment
+        await bridge.opening.wait()
+        assert bridge.arenas is not None
+        shared = bridge.arenas[0]
+        pieces = bridge.pieces(fragment)
+        transfer = next(self._transfers)
+        wanted = m.BoxesWanted(transfer, fragment, version=message.version)
+        earlier = self._pulls.get(fragment)
+        if earlier is not None:
+            earlier[1].cancel()
+        with trio.CancelScope() as scope:
+            self._pulls[fragment] = (transfer, scope)
+            with shared.writing(fragment, message.version):
+                if pieces:
+                    await receive_boxes(self._hub, shared, pieces, wanted, self._say)
+            self._say(m.BoxesTaken(fragment, message.version))
+        if self._pulls.get(fragment) == (transfer, scope):
+            del self._pulls[fragment]
+
+    async def _send_boxes(self, wanted: m.BoxesWanted) -> None:
+        bridge = self.bridge
+        link = self._hub.links.get(self.head)
+        if bridge.arenas is None or link is None:
+            return
+        pieces = bridge.pieces(wanted.fragment, wanted.rank)
+        source = BoxSource(bridge.arenas[1], wanted.fragment, pieces, wanted.transfer, None)
+        with suppress(PeerLostError):
+            await link.send_from(source)
+
+    async def _run_command(self, start: m.HostStart) -> None:
+        """Run the training command once, and tell the head how it ended."""
+        if self._supervisor is not None:
+            await self._command_ended.wait()
+        self._command_ended = trio.Event()
+        self.bridge.begin()
+        command = fill(self.command, start.host, start.hosts, start.head)
+        self._supervisor = self.make_supervisor(command, start.member, start.start, self.bridge)
+        self.tell(f"the training command starts here: host {start.host} of {start.hosts}")
+        try:
+            failure = await self._supervisor.run_once()
+        finally:
+            self._supervisor = None
+            self._command_ended.set()
+        if failure is None:
+            self._say(m.HostEnded(m.FailureKind.CRASH, ""))
+        else:
+            error = self.last_error()
+            reason = plain(f"{failure.reason}: {error}" if error else failure.reason)
+            self.tell(f"the training command ended: {reason}")
+            self._say(m.HostEnded(failure.kind, reason))

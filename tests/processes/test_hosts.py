@@ -1,0 +1,132 @@
+"""Peers of several hosts, each host a ``holdfast`` process of its own, in one run with others."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.processes.harness import Fleet, Status, contributing, member, own_host, run_command, spec
+from tests.processes.test_sharded import SCRIPT, SLOW, join, saved
+
+pytestmark = pytest.mark.slow
+
+# torch's store listens at all addresses of the machine: a port for each of pytest's workers.
+PORT = 29731 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+STRING = re.compile(r"holdfasthost1\.[\w-]+")
+
+
+def torchrun(kind: str, peer: int, save: Path, *script: str) -> list[str]:
+    """Return a command of one process on each host."""
+    launch = ["-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}"]
+    where = ["--master-addr", "{head}", "--master-port", str(PORT), "--nproc-per-node", "1"]
+    own = [str(SCRIPT), "--kind", kind, "--peer", str(peer), "--save", str(save), *script]
+    return [sys.executable, *launch, *where, *own]
+
+
+class Site:
+    """A peer of several hosts; the further ones are called NAME-1 and so on."""
+
+    def __init__(self, fleet: Fleet, name: str, *script: str, kind: str = "fsdp") -> None:
+        self.fleet, self.name = fleet, name
+        self.command = torchrun(kind, len(fleet.nodes), saved(fleet, name), *script)
+        self.address = own_host()
+        self.start_head()
+        found = STRING.search(fleet.until_log(name, "on each further host run"))
+        assert found is not None
+        self.string = found[0]
+
+    def start_head(self, hosts: int = 2) -> None:
+        listen, more = f"{self.address}:0", ["--hosts", str(hosts)]
+        self.fleet.join(self.name, command=self.command, listen=listen, more=more)
+
+    def start_host(self, number: int = 1) -> None:
+        name = f"{self.name}-{number}"
+        state = self.fleet.folder / name
+        own = [f"--name={name}", f"--state={state}", "--", *self.command]
+        self.fleet.spawn(name, "host", self.string, *own)
+
+    def scripts_of(self, name: str) -> list[psutil.Process]:
+        """Return the processes of the script that run under a daemon."""
+        below = psutil.Process(self.fleet.nodes[name].process.pid).children(recursive=True)
+        return [each for each in below if {str(SCRIPT)} & {*each.cmdline()[1:3]}]
+
+    def trains(self, status: Status, hosts: str) -> bool:
+        """Return whether the peer trains with so many hosts."""
+        found = member(status, self.name)
+        there = found is not None and found["accelerators"] == hosts
+        return there and contributing(status, self.name)
+
+
+def test_a_peer_of_two_hosts_trains_with_a_plain_one(fleet: Fleet) -> None:
+    """FSDP2 over both hosts: each holds half of every tensor, and equal bits come of it."""
+    fleet.start_master(spec(rounds=6, sync_every=4, contributors=2, pace="lockstep"))
+    join(fleet, "plain", "plain", 1, founder=True)
+    site = Site(fleet, "site")
+    site.start_host()
+    fleet.until_finished("plain", "site")
+    assert fleet.nodes["site-1"].wait(60) == 0
+    weights = {name: load_file(saved(fleet, name)) for name in ("plain", "site")}
+    for key, tensor in weights["plain"].items():
+        assert torch.equal(tensor, weights["site"][key]), key
+
+
+@pytest.mark.nightly
+def test_a_rank_a_host_and_the_head_die_and_come_back(fleet: Fleet) -> None:
+    fleet.strict = False
+    fleet.start_master(spec(sync_every=4, contributors=2, min_members=1))
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    site = Site(fleet, "site", *SLOW)
+    site.start_host()
+    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train")
+    fleet.until_committed(2)
+
+    site.scripts_of("site-1")[0].kill()
+    fleet.until_log("site", "the trainer failed")
+    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both train again")
+    fleet.until_committed(2)
+
+    fleet.nodes["site-1"].signal(signal.SIGKILL)
+    fleet.until_log("site", "host site-1 is gone")
+    fleet.until(lambda s: site.trains(s, "1 of 2 hosts"), "the head trains alone")
+    fleet.until_committed(2)
+    site.start_host()
+    fleet.until_log("site", "host site-1 takes part")
+    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train")
+    fleet.until_committed(2)
+    fleet.check_equal("plain", "site")
+    fleet.act("resume", {})
+
+    fleet.kill("site")
+    fleet.until(lambda s: member(s, "site") is None, "the head is gone")
+    site.start_head()
+    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train again")
+    fleet.until_committed(2)
+    fleet.check_equal("plain", "site")
+
+
+def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start_master(spec(sync_every=4, contributors=1, min_members=1))
+    fleet.join("site", command=torchrun("fsdp", 0, tmp_path / "w"), more=["--hosts", "2"])
+    fleet.strict = False
+    found = STRING.search(fleet.until_log("site", "on each further host run"))
+    assert found is not None
+    invite = fleet.invite("other", role="contributor", founder=False)
+
+    def said(string: str, *command: str) -> str:
+        state = tmp_path / "state"
+        return run_command("host", string, f"--state={state}", "--patience=1", *command).stderr
+
+    assert "admits a peer to a run" in said(invite, "--", "python")
+    assert "is incomplete or damaged" in said(found[0][:-9], "--", "python")
+    other = run_command("join", found[0], "--", "python")
+    assert "admits a further host of a peer" in other.stderr
+    fleet.kill("site")
+    assert "is `holdfast join --hosts` running there" in said(found[0], "--", "python")
