@@ -22,10 +22,10 @@ from ..daemon.fragment_layout import fragments_of
 from ..daemon.peer.hosts.boxes import pieces_of
 from ..daemon.peer.hosts.head import Head
 from ..daemon.peer.hosts.host import Host, HostBridge
-from ..daemon.peer.hosts.host_places import HostPlaces
 from ..daemon.peer.hosts.site import site_id
 from ..daemon.peer.trainer.bridge import Caller, UnixBridge
 from ..daemon.peer.trainer.failures import Failure
+from ..daemon.peer.trainer.host_places import HostPlaces
 from ..daemon.peer.trainer.port import TrainerEvents
 from ..membership.peer.rank_parts import box_of
 from ..protocol import messages as m
@@ -460,15 +460,11 @@ class HostedTrainer(SimTrainer):
                     self.further,
                     site,
                     network,
-                    Path("unused"),
-                    "",
+                    lambda say: _FurtherBridge(Path("unused"), say, ""),
                     self._make_command,
                     COMMAND,
                     lambda _line: None,
                 )
-                further = _FurtherBridge.__new__(_FurtherBridge)
-                HostBridge.__init__(further, Path("unused"), host._say, "")
-                host.bridge = further
                 with trio.CancelScope() as self._host_scope:
                     await host.run_link(10.0)
                 with suppress(RemoteProtocolError):

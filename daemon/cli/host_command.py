@@ -11,7 +11,7 @@ import trio
 
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
-from ..peer.hosts.host_places import HEAD_PLACEHOLDER, HOST_PLACEHOLDER, HOSTS_PLACEHOLDER
+from ..peer.trainer.host_places import HEAD_PLACEHOLDER, HOST_PLACEHOLDER, HOSTS_PLACEHOLDER
 from ..process.exit_codes import ExitCode
 from ..process.paths import peer_state
 from .options import (

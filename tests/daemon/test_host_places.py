@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from holdfast.daemon.peer.hosts.host_places import FEWER_S, STOP_S, HostPlaces, fill
+from holdfast.daemon.peer.trainer.host_places import FEWER_S, STOP_S, HostPlaces, fill
 from holdfast.protocol.messages import FailureKind, HostEnded, HostHello, HostStart, HostStop
 
 FLEXIBLE = ("torchrun", "--nnodes={hosts}", "--node-rank={host}", "--master-addr={head}", "a.py")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
 
 from holdfast.daemon.peer.hosts.head import Head
-from holdfast.daemon.peer.hosts.host_places import HostPlaces, PresentHost
+from holdfast.daemon.peer.trainer.host_places import HostPlaces, PresentHost
 from holdfast.simulation.hosted_trainer import HostedTrainer
 from holdfast.simulation.swarm import Swarm
 from holdfast.simulation.virtual_time import run_virtually
@@ -66,7 +66,7 @@ async def live_through(seed: int) -> None:
       ViolationError: a rank or the daemon saw other bits than it should have.
       trio.TooSlowError: the peer or its host does not come back.
     """
-    how = {"toml": spec(fragments=2), "hosted": HOSTED, "seed": seed}
+    how: dict[str, Any] = {"toml": spec(fragments=2), "hosted": HOSTED, "seed": seed}
     async with a_swarm("ab" + HOSTED, **how) as swarm:
         await harm(swarm, seed)
         await swarm.until(lambda: both_hosts_train(swarm), within_s=BACK_S)

@@ -53,7 +53,8 @@ class Piece:
         """Return its elements in an arena; a view."""
         array: NDArray[Any] = arena.counters(fragment) if self.counter else arena.values(fragment)
         tensor = array[self.offset : self.offset + math.prod(self.shape)].reshape(self.shape)
-        view: NDArray[np.generic] = tensor[(Ellipsis, *self.where)]  # a view for no dimensions, too
+        index: Any = (..., *self.where)  # of no dimensions a view, too
+        view: NDArray[np.generic] = tensor[index]
         return view
 
 

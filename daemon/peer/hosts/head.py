@@ -40,9 +40,9 @@ from ....protocol.pulse import Pulse
 from ....protocol.trust.authority import Authority, Party
 from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
+from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
 from .boxes import BoxSink, BoxSource, Piece, pieces_of
-from .host_places import HostPlaces
 from .site import HOST_RULES, member_info
 
 log = logging.getLogger("holdfast.hosts")

@@ -39,11 +39,11 @@ from ....protocol.text import plain
 from ....protocol.trust.invite import Invite
 from ..trainer.bridge import QUEUE_COUNT_MAX, Caller, UnixBridge, reject
 from ..trainer.group import Rank
+from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
 from .boxes import BoxSource, Piece, pieces_of
 from .head import receive_boxes
-from .host_places import fill
 from .site import HOST_RULES, head_of, member_info
 
 log = logging.getLogger("holdfast.hosts")
@@ -219,6 +219,7 @@ class Host:
 
     Args:
       me: this host's id among those of the site.
+      make_bridge: makes the bridge, which sends messages to the head.
       command: the training command, with its places.
       make_supervisor: makes the supervisor of a command, for a member, in front of the bridge.
       tell: takes sentences for the operator.
@@ -233,8 +234,7 @@ class Host:
     name: str
     site: Invite
     network: Network
-    bridge_path: Path
-    local_checkpoint: str
+    make_bridge: Callable[[Callable[[m.Message], None]], HostBridge]
     make_supervisor: Callable[[Sequence[str], str, str, HostBridge], TrainerSupervisor]
     command: Sequence[str]
     tell: Callable[[str], None]
@@ -252,7 +252,7 @@ class Host:
     _command_ended: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.bridge = HostBridge(self.bridge_path, self._say, self.local_checkpoint)
+        self.bridge = self.make_bridge(self._say)
         self._hub = LinkHub(self.network, self.me, on_message=self._on_message, rules=HOST_RULES)
 
     def _say(self, message: m.Message) -> None:

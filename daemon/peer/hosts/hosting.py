@@ -14,9 +14,9 @@ from ....protocol.trust.identity import Identity
 from ...advertised_hosts import dialable
 from ..peer_options import PeerOptions
 from ..trainer.bridge import UnixBridge
+from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
 from .head import Head
-from .host_places import HostPlaces
 from .site import Site
 
 

@@ -85,6 +85,7 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
             ready=bridge.listening,
         )
 
+    kept = str((options.state / OWN_STATE_FILE).absolute())
     counts = any(COUNT_PLACEHOLDER in each for each in options.command)
     while True:
         try:
@@ -94,8 +95,7 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
                 options.name,
                 options.site,
                 SocketNetwork(credentials),
-                socket_path,
-                str((options.state / OWN_STATE_FILE).absolute()),
+                lambda say: HostBridge(socket_path, say, kept),
                 make,
                 options.command,
                 screen.tell,

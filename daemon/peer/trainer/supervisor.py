@@ -38,10 +38,10 @@ from ....protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 from ...process.exit_codes import ExitCode
-from ..hosts.host_places import HostPlaces
 from . import watcher
 from .accelerators import COUNT_PLACEHOLDER, GpuWatch
 from .failures import Failure, failure_of, memory_kills
+from .host_places import HostPlaces
 from .output import OutputPipe, Take
 
 log = logging.getLogger("holdfast.supervisor")
