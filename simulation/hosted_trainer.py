@@ -21,7 +21,7 @@ from ..client.boundary import BoundaryMachine
 from ..daemon.fragment_layout import fragments_of
 from ..daemon.peer.hosts.boxes import pieces_of
 from ..daemon.peer.hosts.head import Head
-from ..daemon.peer.hosts.host import Host, HostBridge
+from ..daemon.peer.hosts.host import FurtherHost, HostBridge
 from ..daemon.peer.hosts.site import site_id
 from ..daemon.peer.trainer.bridge import Caller, UnixBridge
 from ..daemon.peer.trainer.failures import Failure
@@ -455,7 +455,7 @@ class HostedTrainer(SimTrainer):
         try:
             while True:
                 network = self._world.host(self.further, identity)
-                host = Host(
+                host = FurtherHost(
                     identity,
                     self.further,
                     site,

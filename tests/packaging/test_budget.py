@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_230, "tests": 57_565, "benchmarks": 5_575}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 57_415, 33_490
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 96, 41, 26, 66, 20
+LINES = {"simulation": 5_764, "tests": 59_347, "benchmarks": 5_830}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 60_289, 35_159
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 110, 41, 27, 71, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 

@@ -4,7 +4,7 @@
                      ▲   │
        ranks' words, │   │ messages to ranks, starts and stops
        boxes posted  │   ▼ boxes of the shared state
-                   host: ranks, arenas of their boxes             (``host.Host``)
+                   host: ranks, arenas of their boxes             (``host.FurtherHost``)
 
 Head and hosts are a little run of their own: its authority is the head's, its invite is the string
 that ``holdfast join --hosts`` prints, and its links are those of ``collectives.links``. So a host

@@ -29,7 +29,7 @@ VALUE_BYTES, COUNTER_BYTES = 4, 8
 
 
 @frozen
-class Piece:
+class BoxPiece:
     """Consecutive rows of a box, in one frame.
 
     Attributes:
@@ -60,14 +60,14 @@ class Piece:
 
 def pieces_of(
     layout: ModelLayout, tensors: Sequence[int], held: Mapping[int, Iterable[TensorBox]]
-) -> tuple[Piece, ...]:
+) -> tuple[BoxPiece, ...]:
     """Cut the boxes of a fragment into pieces.
 
     Args:
       tensors: the fragment's, as indices into the layout, in the fragment's order.
       held: the boxes of each tensor; a tensor that is missing has none.
     """
-    pieces: list[Piece] = []
+    pieces: list[BoxPiece] = []
     ends = {False: 0, True: 0}
     for index in tensors:
         spec = layout.tensors[index]
@@ -78,7 +78,7 @@ def pieces_of(
         for box in sorted(set(held.get(index, ())), key=lambda each: each.start):
             whole = tuple(slice(s, s + n) for s, n in zip(box.start, box.shape, strict=True))
             cuts = _cut(whole, 0, element_bytes) if math.prod(box.shape) else ()
-            pieces += (Piece(counter, offset, spec.shape, where) for where in cuts)
+            pieces += (BoxPiece(counter, offset, spec.shape, where) for where in cuts)
     return tuple(pieces)
 
 
@@ -112,7 +112,7 @@ class BoxSource:
         self,
         arena: Arena,
         fragment: int,
-        pieces: Sequence[Piece],
+        pieces: Sequence[BoxPiece],
         transfer: int,
         version: int | None,
     ) -> None:
@@ -163,7 +163,7 @@ class BoxSink:
 
     _arena: Arena
     _fragment: int
-    _pieces: Sequence[Piece]
+    _pieces: Sequence[BoxPiece]
     whole: trio.Event = field(factory=trio.Event, init=False)
     _come: set[int] = field(factory=set, init=False)
 

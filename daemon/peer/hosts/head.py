@@ -42,7 +42,7 @@ from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
-from .boxes import BoxSink, BoxSource, Piece, pieces_of
+from .boxes import BoxSink, BoxSource, BoxPiece, pieces_of
 from .site import HOST_RULES, member_info
 
 log = logging.getLogger("holdfast.hosts")
@@ -427,7 +427,7 @@ class Head:
 
     def _pieces(
         self, group: TrainerGroup, fragment: int, ranks: Mapping[int, Sequence[int] | None]
-    ) -> tuple[Piece, ...]:
+    ) -> tuple[BoxPiece, ...]:
         """Return what ranks hold of a fragment, or of the tensors that are named."""
         assert self._opened is not None
         layout = group.ranks[0].hello.layout
@@ -473,7 +473,7 @@ class Head:
         host.samplers.pop(number, None)
 
 
-def _log_boxes(fragment: int, pieces: Sequence[Piece], where: str, began_s: float) -> None:
+def _log_boxes(fragment: int, pieces: Sequence[BoxPiece], where: str, began_s: float) -> None:
     size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
     log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
 
@@ -481,7 +481,7 @@ def _log_boxes(fragment: int, pieces: Sequence[Piece], where: str, began_s: floa
 async def receive_boxes(
     hub: LinkHub,
     arena: Arena,
-    pieces: Sequence[Piece],
+    pieces: Sequence[BoxPiece],
     wanted: m.BoxesWanted,
     tell: Callable[[m.Message], None],
 ) -> None:

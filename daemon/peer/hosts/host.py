@@ -42,7 +42,7 @@ from ..trainer.group import Rank
 from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
-from .boxes import BoxSource, Piece, pieces_of
+from .boxes import BoxSource, BoxPiece, pieces_of
 from .head import receive_boxes
 from .site import HOST_RULES, head_of, member_info
 
@@ -171,7 +171,7 @@ class HostBridge(UnixBridge):
 
     # ------------------------------------------------------------ boxes
 
-    def pieces(self, fragment: int, rank: int | None = None) -> tuple[Piece, ...]:
+    def pieces(self, fragment: int, rank: int | None = None) -> tuple[BoxPiece, ...]:
         """Return what this host's ranks hold of a fragment, or what one of them writes."""
         assert self.opened is not None
         tensors = self.opened.fragments[fragment]
@@ -214,7 +214,7 @@ class HostBridge(UnixBridge):
 
 
 @define(eq=False)
-class Host:
+class FurtherHost:
     """See the top of this file.
 
     Args:

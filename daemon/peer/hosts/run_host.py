@@ -26,7 +26,7 @@ from ...process.tasks import wait_for_signals
 from ..peer_credentials import stored_credentials
 from ..trainer.accelerators import COUNT_PLACEHOLDER, look
 from ..trainer.supervisor import TrainerSupervisor
-from .host import Host, HostBridge
+from .host import FurtherHost, HostBridge
 from .site import head_of
 
 LINK_WAIT_S = 15.0
@@ -90,7 +90,7 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
     while True:
         try:
             credentials = await _enter(options)
-            host = Host(
+            host = FurtherHost(
                 credentials.peer_id,
                 options.name,
                 options.site,
