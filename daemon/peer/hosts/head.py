@@ -42,7 +42,7 @@ from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
-from .boxes import BoxSink, BoxSource, BoxPiece, pieces_of
+from .boxes import BoxPiece, BoxSink, BoxSource, pieces_of
 from .site import HOST_RULES, member_info
 
 log = logging.getLogger("holdfast.hosts")

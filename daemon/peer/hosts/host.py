@@ -42,7 +42,7 @@ from ..trainer.group import Rank
 from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
-from .boxes import BoxSource, BoxPiece, pieces_of
+from .boxes import BoxPiece, BoxSource, pieces_of
 from .head import receive_boxes
 from .site import HOST_RULES, head_of, member_info
 
