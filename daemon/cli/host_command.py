@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +9,12 @@ import click
 import trio
 
 from ...protocol.errors import UserError
-from ...protocol.messages import NAME_CHARS_MAX
 from ..peer.trainer.host_places import HEAD_PLACEHOLDER, HOST_PLACEHOLDER, HOSTS_PLACEHOLDER
 from ..process.exit_codes import ExitCode
 from ..process.paths import peer_state
 from .options import (
     FOLDER,
-    MEMBER_NAME,
+    name_option,
     parse_invite_option,
     patience_option,
     quiet_option,
@@ -50,16 +48,17 @@ def check_hosts(command: Sequence[str], hosts: int, minimum: int | None) -> None
         )
 
 
-@click.command(cls=TakesCommand)
+class TakesString(TakesCommand):
+    """``holdfast host``, which has no invite."""
+
+    first = "STRING"
+    missing = "the string is missing: what `holdfast join --hosts` has printed on the head"
+
+
+@click.command(cls=TakesString)
 @click.argument("string", callback=parse_invite_option)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-@click.option(
-    "--name",
-    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
-    show_default="this host's name",
-    type=MEMBER_NAME,
-    help="This host's name at the head.",
-)
+@name_option
 @click.option("--state", type=FOLDER, help="Directory for this host's identity and state.")
 @patience_option
 @quiet_option

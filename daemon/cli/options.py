@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,13 @@ state_option = click.option(
     "--state",
     type=FOLDER,
     help="The daemon's state directory (default: that of the only daemon running here).",
+)
+name_option = click.option(
+    "--name",
+    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
+    show_default="this host's name",
+    type=MEMBER_NAME,
+    help="This machine's name in status and logs.",
 )
 advertise_option = click.option(
     "--advertise",

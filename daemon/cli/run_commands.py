@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 import trio
 
 from ...protocol.addresses import Address
-from ...protocol.messages import HOSTS_MAX, NAME_CHARS_MAX
+from ...protocol.messages import HOSTS_MAX
 from ..peer.volunteer_limits import Hours
 from ..process.paths import peer_state
 from .host_command import check_hosts
@@ -18,12 +17,12 @@ from .options import (
     ADDRESS,
     FILE,
     FOLDER,
-    MEMBER_NAME,
     POSITIVE,
     Parsed,
     advertise_option,
     entering,
     http_host_option,
+    name_option,
     parse_invite_option,
     patience_option,
     quiet_option,
@@ -53,13 +52,7 @@ class Join(TakesCommand):
 @click.command(cls=Join)
 @click.argument("invite", callback=parse_invite_option)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--name",
-    default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
-    show_default="this host's name",
-    type=MEMBER_NAME,
-    help="This peer's name in status and logs.",
-)
+@name_option
 @click.option("--state", type=FOLDER, help="Directory for this peer's identity and state.")
 @click.option(
     "--listen",

@@ -75,7 +75,15 @@ def _fault(program: str) -> str:
 
 
 class TakesCommand(click.Command):
-    """A command with another program's command line after ``--``, which tells options apart."""
+    """A command with another program's command line after ``--``, which tells options apart.
+
+    Attributes:
+      first: the word before the program's command line.
+      missing: what is said if there is none.
+    """
+
+    first = "INVITE"
+    missing = "the invite is missing: the string that the run's master prints"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; raise UserError without an invite, or for a missing ``--``."""
@@ -84,12 +92,12 @@ class TakesCommand(click.Command):
             if not words:
                 after = shlex.join(args[args.index("--") :])
                 raise UserError(
-                    "the invite is missing: the string that the run's master prints",
+                    self.missing,
                     exit_code=ExitCode.USAGE,
-                    hint=f"{ctx.command_path} INVITE {after}",
+                    hint=f"{ctx.command_path} {self.first} {after}",
                 )
         elif len(words) > 1 and any(word.startswith("-") for word in args[words[1] + 1 :]):
-            own = shlex.join("INVITE" if each == args[0] else each for each in args[: words[1]])
+            own = shlex.join(self.first if each == args[0] else each for each in args[: words[1]])
             raise UserError(
                 "the training command has options, so `--` must stand before it",
                 exit_code=ExitCode.USAGE,

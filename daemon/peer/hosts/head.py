@@ -43,7 +43,7 @@ from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
 from .boxes import BoxPiece, BoxSink, BoxSource, pieces_of
-from .site import HOST_RULES, member_info
+from .site import HOST_RULES, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
 
@@ -225,7 +225,7 @@ class Head:
         queue, to_send = trio.open_memory_channel[m.Message](math.inf)
         async with trio.open_nursery() as nursery:
             host = self._hosts[peer] = HostPeer(peer, link, hello, queue, nursery)
-            nursery.start_soon(self._send, link, to_send)
+            nursery.start_soon(send_messages, link, to_send)
             self.places.came(host)
             self.slots_changed()
             await link.lost.wait()
@@ -240,13 +240,6 @@ class Head:
             host.changed.notify_all()
             for channel in [*host.ranks.values(), *host.samplers.values()]:
                 channel.close()
-
-    async def _send(self, link: Link, to_send: trio.MemoryReceiveChannel[m.Message]) -> None:
-        try:
-            async for message in to_send:
-                await link.send(message)
-        except PeerLostError:
-            pass
 
     # ------------------------------------------------------------ its ranks
 

@@ -22,7 +22,6 @@ import trio
 from attrs import define, evolve, field
 
 from ....collectives.links.hub import LinkHub
-from ....collectives.links.link import Link
 from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol import wire
@@ -44,7 +43,7 @@ from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
 from .boxes import BoxPiece, BoxSource, pieces_of
 from .head import receive_boxes
-from .site import HOST_RULES, head_of, member_info
+from .site import HOST_RULES, head_of, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
 
@@ -281,7 +280,7 @@ class FurtherHost:
             self.linked = True
             self._queue, to_send = trio.open_memory_channel[m.Message](math.inf)
             try:
-                nursery.start_soon(self._send, link, to_send)
+                nursery.start_soon(send_messages, link, to_send)
                 nursery.start_soon(
                     self.bridge.run, cast("TrainerEvents", None)
                 )  # the head's are told
@@ -295,13 +294,6 @@ class FurtherHost:
                         await self._supervisor.stop()
             nursery.cancel_scope.cancel()
         return link.reason
-
-    async def _send(self, link: Link, to_send: trio.MemoryReceiveChannel[m.Message]) -> None:
-        try:
-            async for message in to_send:
-                await link.send(message)
-        except PeerLostError:
-            pass
 
     async def _look(self) -> None:
         """Report the GPUs, and the slots of ranks, whenever they have changed."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import trio
 from attrs import frozen
 
+from ....collectives.links.link import Link
 from ....collectives.links.link_parts import LinkRules
 from ....protocol.addresses import Address
 from ....protocol.connection_phases import HOST_LINK
 from ....protocol.durable_files import write_private
-from ....protocol.messages import COUNT_MAX, MemberInfo, Role
+from ....protocol.errors import PeerLostError
+from ....protocol.messages import COUNT_MAX, MemberInfo, Message, Role
 from ....protocol.trust.authority import Authority, Party
 from ....protocol.trust.credentials import Credentials
 from ....protocol.trust.identity import Identity
@@ -86,6 +90,13 @@ def member_info(peer: str, name: str, number: int, addresses: tuple[str, ...] = 
     return MemberInfo(
         peer, name, number, addresses, Role.CONTRIBUTOR, in_sync=True, reachable=bool(addresses)
     )
+
+
+async def send_messages(link: Link, to_send: trio.MemoryReceiveChannel[Message]) -> None:
+    """Send messages over a link, in order, until it is lost."""
+    with suppress(PeerLostError):
+        async for message in to_send:
+            await link.send(message)
 
 
 def _kept(path: Path) -> str:
