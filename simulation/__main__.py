@@ -65,6 +65,15 @@ PEERS_MIN, PEERS_MAX = 2, 1_000
     ),
 )
 @click.option(
+    "--hosted",
+    "kind",
+    flag_value="hosted",
+    help=(
+        "Every second peer is one of two hosts; beside the usual faults its further host, the"
+        " processes there and the line to it are lost."
+    ),
+)
+@click.option(
     "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
@@ -93,6 +102,7 @@ def simulate(
       python -m holdfast.simulation --seeds 50 --audit 0.05 --liar owner
       python -m holdfast.simulation --seeds 100 --hostile
       python -m holdfast.simulation --seeds 2000 --failover
+      python -m holdfast.simulation --seeds 200 --hosted
       python -m holdfast.simulation --start 17 --seeds 1
     """
     if liar and not audit:

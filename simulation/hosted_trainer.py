@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import trio
@@ -43,8 +43,11 @@ from ..protocol.errors import RemoteProtocolError
 from ..protocol.network.stream import MessageStream
 from ..protocol.trust.invite import Invite
 from .drifting_trainer import SimTrainer
-from .memory_network import MemoryNetwork, MemoryWorld
+from .memory_network import MemoryNetwork
 from .witness import ViolationError
+
+if TYPE_CHECKING:
+    from .swarm import Swarm
 
 SITE_PORT = 29801
 COMMAND = ("train", "{host}", "{hosts}", "{head}")
@@ -334,17 +337,16 @@ class HostedTrainer(SimTrainer):
     """A ``TrainerPort``: two ranks at the head, one at a further host that comes and goes.
 
     Args (beside those of ``SimTrainer``):
-      world: of virtual hosts; the further one is called NAME+.
+      swarm: in whose world the further host is called NAME+; until its faults end, faults of that
+        host come by chance.
       network: the peer's own.
     """
 
-    def __init__(
-        self, *args: Any, world: MemoryWorld, network: MemoryNetwork, spec: Any, **how: Any
-    ) -> None:
+    def __init__(self, *args: Any, swarm: Swarm, network: MemoryNetwork, **how: Any) -> None:
         super().__init__(*args, **how)
-        self._world, self._network = world, network
+        self._swarm, self._world, self._network = swarm, swarm.world, network
         self.further = f"{network.name}+"
-        self.fragments = fragments_of(self.layout, spec.diloco)
+        self.fragments = fragments_of(self.layout, swarm.spec.diloco)
         self.sizes = tuple(
             m.FragmentSize(each.value_count, each.momentum_count, each.counter_count)
             for each in self.fragments
@@ -393,6 +395,7 @@ class HostedTrainer(SimTrainer):
             nursery.start_soon(self.bridge.run, posts)
             await nursery.start(head.run, [Address(self._network.name, SITE_PORT)])
             nursery.start_soon(self._keep_host)
+            nursery.start_soon(self._harm)
             await self._keep_command()
             await trio.sleep_forever()
 
@@ -436,6 +439,21 @@ class HostedTrainer(SimTrainer):
         if self._world.is_alive(self.further):
             self._world.crash(self.further)
             self._host_scope.cancel()
+
+    async def _harm(self) -> None:
+        """Let something of the further host fail, again and again, until the swarm is at peace."""
+        mean_s = self._swarm.host_harm_s
+        while math.isfinite(mean_s):
+            await trio.sleep(self.chance.expovariate(1 / mean_s))
+            if self._swarm.at_peace:
+                return
+            match self.chance.choice(("host", "line", "ranks")):
+                case "host":
+                    self.crash_host()
+                case "line" if self._world.is_alive(self.further):
+                    self._world.cut(self._network.name, self.further)
+                case "ranks":
+                    self.crash_host_command()
 
     def crash_host_command(self) -> None:
         """End the ranks at the further host."""

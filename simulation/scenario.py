@@ -52,6 +52,7 @@ class RunKind(enum.Enum):
     PLAIN = "plain"
     FAILOVER = "failover"
     HOSTILE = "hostile"
+    HOSTED = "hosted"
 
 
 class Instant(enum.Enum):
@@ -143,6 +144,7 @@ class Scenario:
       linger_s: time between the last fault and the end of all faults.
       samples: of the trainers' data set, which is leased; 0: they have none.
       aimed: enough peers survive that a round must be committed before the faults are ended.
+      hosted: names of peers of two hosts, of which the further one is harmed by chance.
       masters: hosts of masters that share a database; none: one master with a disk of its own.
       adversary: a peer that lies.
     """
@@ -170,6 +172,7 @@ class Scenario:
     audit: float = 0.0
     samples: int = 0
     aimed: bool = False
+    hosted: tuple[str, ...] = ()
     masters: tuple[str, ...] = ()
     adversary: Adversary | None = None
     faults: tuple[Fault, ...] = ()
@@ -201,6 +204,8 @@ class Scenario:
         count = rng.choice(PEERS)
         count = count if peers is None else peers
         made = _aimed(rng, count) if rng.random() < 0.5 else _mixed(rng, count)
+        if kind is RunKind.HOSTED:
+            return evolve(made, hosted=tuple(made.names[::2]))
         samples = SAMPLES if Random(f"samples {seed}").random() < SAMPLES_SHARE else 0
         return evolve(made, audit=audit, samples=samples)
 

@@ -50,6 +50,7 @@ from .witness import Tell, ViolationError
 
 QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
 SPEND_S = 120.0  # limit until more of what is leased is in committed work
+HOST_HARM_S = 4.0  # mean time between two faults of a further host of a peer
 INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
 POLL_S = 0.005  # precision for instants that no decision of the master marks
 MASTER_BYTES_PER_S = 1e7  # rate of lines to the master, if the peers' lines are slower
@@ -131,6 +132,8 @@ def _make_swarm(nursery: trio.Nursery, scenario: Scenario, tell: Tell | None) ->
         delta=_telling if scenario.telling else None,
         strict=not isinstance(scenario.adversary, Hostile),
         samples=scenario.samples,
+        hosted=scenario.hosted,
+        host_harm_s=HOST_HARM_S,
     )
     swarm.witness.tell = tell
     for name in [*scenario.names, SPARE]:

@@ -10,6 +10,7 @@ Swarm
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -65,6 +66,7 @@ class Swarm:
       disk_turn_s: duration of one turn of writing a checkpoint.
       samples: of the trainers' data set; 0: they have none.
       hosted: names of peers of two hosts, each with a further one called NAME+.
+      host_harm_s: mean time between two faults of a further host.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Swarm:
         disk_turn_s: float = 0.0,
         samples: int = 0,
         hosted: Collection[str] = (),
+        host_harm_s: float = math.inf,
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
@@ -111,7 +114,7 @@ class Swarm:
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of peers that were asked to leave permanently
         self.liars: dict[str, Corrupts] = {}  # by name; set before the peer is added
-        self.hosted = frozenset(hosted)
+        self.hosted, self.host_harm_s = frozenset(hosted), host_harm_s
         self.twins: dict[str, SimPeer] = {}  # by the name of the peer whose identity they share
         self.newest_gone = False  # who alone held the newest state has left: the run may rewind
         self.standstill = FrozenHosts()
@@ -279,7 +282,7 @@ class Swarm:
         network = self.world.host(name, peer, Party.PEER)
         kind: Callable[..., SimTrainer] = SimTrainer
         if name in self.hosted:
-            kind = partial(HostedTrainer, world=self.world, network=network, spec=self.spec)
+            kind = partial(HostedTrainer, swarm=self, network=network)
         trainer = kind(
             peer,
             self.layout,

@@ -40,7 +40,7 @@ MASTERS_FILE = "masters"  # in a peer's state: where the run's master may be, as
 # What a peer writes into its state directory.
 PEER_ENTRY = re.compile(
     r"\.?(identity\.key|masters|authority\.pem|certificate\.pem|control\.json|lock)\b.*"
-    r"|checkpoints|partial|trainer(-\d+-of-\d+)?\.safetensors(\.part)?"
+    r"|checkpoints|partial|site|trainer(-\d+-of-\d+)?\.safetensors(\.part)?"
 )
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files

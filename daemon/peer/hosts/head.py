@@ -47,6 +47,7 @@ from .site import HOST_RULES, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
 
+SLOW_S = 15.0  # for a host's part of a fragment; then the operator is told
 RENEW_S = 6 * 3600.0  # a certificate lasts for a day
 LOOK_S = 0.01  # between two looks at ranks that read a fragment, or at one that is being written
 
@@ -58,6 +59,7 @@ class HostPeer:
     Attributes:
       ranks: what comes from each of its ranks.
       versions: of its boxes, by fragment.
+      slow: the operator was told that the line to it is.
       changed: notified when one of these has changed, or the host is gone.
     """
 
@@ -70,6 +72,7 @@ class HostPeer:
     samplers: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
     versions: dict[int, int] = field(factory=dict)
     changed: Pulse = field(factory=Pulse)
+    slow: bool = False
 
     @property
     def name(self) -> str:
@@ -377,6 +380,21 @@ class Head:
             if host.versions.get(fragment) == version:
                 pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
                 _log_boxes(fragment, pieces, f"to {host.name}", began_s)
+                self._warn_if_slow(host, fragment, pieces, trio.current_time() - began_s)
+
+    def _warn_if_slow(
+        self, host: HostPeer, fragment: int, pieces: Sequence[BoxPiece], took_s: float
+    ) -> None:
+        """Tell once that the line to a host is too slow for its boxes."""
+        if host.slow or took_s < SLOW_S:
+            return
+        host.slow = True
+        size_bytes = sum(each.size_bytes for each in pieces)
+        self.places.tell(
+            f"the {size_bytes / 1e6:.0f} MB that host {host.name} holds of fragment {fragment} took"
+            f" {took_s:.0f} s ({size_bytes / took_s / 1e6:.1f} MB/s): a round moves them both ways,"
+            " so the line between these machines should be faster, or hold a smaller part"
+        )
 
     async def _version(self, fragment: int) -> int | None:
         """Return the fragment's version, once nothing writes it; None if nothing is whole."""
