@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import trio
@@ -45,9 +45,6 @@ from ..protocol.trust.invite import Invite
 from .drifting_trainer import SimTrainer
 from .memory_network import MemoryNetwork
 from .witness import ViolationError
-
-if TYPE_CHECKING:
-    from .swarm import Swarm
 
 SITE_PORT = 29801
 COMMAND = ("train", "{host}", "{hosts}", "{head}")
@@ -342,7 +339,7 @@ class HostedTrainer(SimTrainer):
       network: the peer's own.
     """
 
-    def __init__(self, *args: Any, swarm: Swarm, network: MemoryNetwork, **how: Any) -> None:
+    def __init__(self, *args: Any, swarm: Any, network: MemoryNetwork, **how: Any) -> None:
         super().__init__(*args, **how)
         self._swarm, self._world, self._network = swarm, swarm.world, network
         self.further = f"{network.name}+"

@@ -7,9 +7,10 @@ kernel gives where it is written: they take the boxes of its ranks, and no more.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,16 @@ import trio
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from ....collectives.links.frame_routing import frame_key
+from ....collectives.links.hub import LinkHub
 from ....collectives.links.send_queue import Frame, Load
 from ....diloco.fragments import COUNTER
+from ....protocol import messages as m
 from ....protocol.arena import Arena, NotWholeError
 from ....protocol.messages import ModelLayout, TensorBox
 from ....protocol.network.lane import FrameHeader, FrameKind
+
+log = logging.getLogger("holdfast.hosts")
 
 PIECE_BYTES = 2**20
 VALUE_BYTES, COUNTER_BYTES = 4, 8
@@ -186,3 +192,23 @@ class BoxSink:
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         pass  # it comes again, over another lane
+
+
+def log_boxes(fragment: int, pieces: Sequence[BoxPiece], where: str, began_s: float) -> None:
+    size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
+    log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
+
+
+async def receive_boxes(
+    hub: LinkHub,
+    arena: Arena,
+    pieces: Sequence[BoxPiece],
+    wanted: m.BoxesWanted,
+    tell: Callable[[m.Message], None],
+) -> None:
+    """Ask for pieces of a fragment, and wait until they are in an arena."""
+    sink = BoxSink(arena, wanted.fragment, pieces)
+    key = frame_key(FrameHeader(FrameKind.BLOCK, 0, 0, 0, wanted.transfer, 0))
+    with hub.register(key, sink):
+        tell(wanted)
+        await sink.whole.wait()

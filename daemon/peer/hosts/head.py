@@ -24,25 +24,23 @@ import numpy as np
 import trio
 from attrs import define, field
 
-from ....collectives.links.frame_routing import frame_key
 from ....collectives.links.hub import LinkHub
 from ....collectives.links.link import Link
 from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.addresses import Address
-from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NO_STEP_NAMED, Arena, NotWholeError
+from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NO_STEP_NAMED, NotWholeError
 from ....protocol.enrolment import Refusal, answer_newcomer
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.network.interface import Channel, Network
-from ....protocol.network.lane import FrameHeader, FrameKind
 from ....protocol.pulse import Pulse
 from ....protocol.trust.authority import Authority, Party
 from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
-from .boxes import BoxPiece, BoxSink, BoxSource, pieces_of
+from .boxes import BoxPiece, BoxSource, log_boxes, pieces_of, receive_boxes
 from .site import HOST_RULES, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
@@ -379,7 +377,7 @@ class Head:
             await host.changed.wait()
             if host.versions.get(fragment) == version:
                 pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
-                _log_boxes(fragment, pieces, f"to {host.name}", began_s)
+                log_boxes(fragment, pieces, f"to {host.name}", began_s)
                 self._warn_if_slow(host, fragment, pieces, trio.current_time() - began_s)
 
     def _warn_if_slow(
@@ -434,7 +432,7 @@ class Head:
             transfer = next(self._transfers)
             wanted, began_s = m.BoxesWanted(transfer, fragment, rank), trio.current_time()
             await receive_boxes(self._hub, arenas[1], pieces, wanted, host.tell)
-            _log_boxes(fragment, pieces, f"from {host.name}", began_s)
+            log_boxes(fragment, pieces, f"from {host.name}", began_s)
 
     def _pieces(
         self, group: TrainerGroup, fragment: int, ranks: Mapping[int, Sequence[int] | None]
@@ -482,26 +480,6 @@ class Head:
             answer = await self._events().draw(hello, message)
             host.tell(m.SamplerSays(number, wire.encode(answer)))
         host.samplers.pop(number, None)
-
-
-def _log_boxes(fragment: int, pieces: Sequence[BoxPiece], where: str, began_s: float) -> None:
-    size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
-    log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
-
-
-async def receive_boxes(
-    hub: LinkHub,
-    arena: Arena,
-    pieces: Sequence[BoxPiece],
-    wanted: m.BoxesWanted,
-    tell: Callable[[m.Message], None],
-) -> None:
-    """Ask for pieces of a fragment, and wait until they are in an arena."""
-    sink = BoxSink(arena, wanted.fragment, pieces)
-    key = frame_key(FrameHeader(FrameKind.BLOCK, 0, 0, 0, wanted.transfer, 0))
-    with hub.register(key, sink):
-        tell(wanted)
-        await sink.whole.wait()
 
 
 async def _no_check(_messages: object, _request: m.CheckRequest) -> None:

@@ -41,8 +41,7 @@ from ..trainer.group import Rank
 from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
-from .boxes import BoxPiece, BoxSource, pieces_of
-from .head import receive_boxes
+from .boxes import BoxPiece, BoxSource, pieces_of, receive_boxes
 from .site import HOST_RULES, head_of, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
