@@ -15,7 +15,7 @@ from benchmarks.grounds import Switch
 from benchmarks.lab_run import LabRun
 from holdfast.daemon.cli.fleet import Status
 from tests import needs
-from tests.processes.harness import contributing, member, spec
+from tests.processes.harness import contributing, in_sync, member, spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -79,9 +79,7 @@ class Run:
 
     def check_equal(self, *names: str) -> None:
         """Check that all copies are equal, as the master compares them in each round."""
-        status = self.run.until(
-            lambda s: all(member(s, name)["in_sync"] for name in names), "all are in sync", WAIT_S
-        )
+        status = self.run.until(lambda s: in_sync(s, *names), "all are in sync", WAIT_S)
         assert not [event for event in status["events"] if event["kind"] == "bad"]
         assert not status["copies"]["unequal"], status["copies"]
         self.run.until(lambda s: s["copies"]["equal"] >= len(names), "all are compared", WAIT_S)
