@@ -186,6 +186,8 @@ def _check_master(channel: Channel, served: m.EnrolAuthority, invite: Invite, gi
     holder = holder_of(leaf)
     if holder.party is not giver or holder.run_id != invite.run_id:
         raise RemoteProtocolError(f"{where} is a {holder.party.value} of the run, not its master")
+    if giver is Party.PEER and not invite.run_id.endswith(holder.peer):
+        raise RemoteProtocolError(f"{where} is another host, not the head")
     now = datetime.datetime.now(datetime.UTC)
     if not leaf.not_valid_before_utc <= now <= leaf.not_valid_after_utc:
         raise UserError(

@@ -101,10 +101,6 @@ class _InMemory(UnixBridge):
         return MessageStream(theirs)
 
 
-class _HeadBridge(_InMemory):
-    pass
-
-
 class _FurtherBridge(_InMemory, HostBridge):
     pass
 
@@ -349,7 +345,7 @@ class HostedTrainer(SimTrainer):
             for each in self.fragments
         )
         self.chance = random.Random(int(self.peer[:8], 16))
-        self.bridge = _HeadBridge(Path("unused"), self.end)
+        self.bridge = _InMemory(Path("unused"), self.end)
         self.places = HostPlaces(
             2, 1, COMMAND, self.peer, network.name, lambda _line: None, lambda: None
         )

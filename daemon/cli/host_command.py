@@ -9,6 +9,7 @@ import click
 import trio
 
 from ...protocol.errors import UserError
+from ...protocol.messages import HOSTS_MAX
 from ..peer.trainer.host_places import HEAD_PLACEHOLDER, HOST_PLACEHOLDER, HOSTS_PLACEHOLDER
 from ..process.exit_codes import ExitCode
 from ..process.paths import peer_state
@@ -34,7 +35,7 @@ def check_hosts(command: Sequence[str], hosts: int, minimum: int | None) -> None
     words = " ".join(command)
     if not command or HOST_PLACEHOLDER not in words or HEAD_PLACEHOLDER not in words:
         raise UserError(
-            f"a peer of {hosts} hosts needs a command with {HOST_PLACEHOLDER} and"
+            f"a peer of several hosts needs a command with {HOST_PLACEHOLDER} and"
             f" {HEAD_PLACEHOLDER} in it",
             exit_code=ExitCode.USAGE,
             hint=f"for example {EXAMPLE}",
@@ -86,6 +87,7 @@ def host(
 
     site = Invite.decode(string, 0.0, HOST_PREFIX)
     check_command(command)
+    check_hosts(command, HOSTS_MAX, None)
     folder = state or peer_state(site.run_id[-16:], site.fingerprint)
     options = HostOptions(site, command, name, folder, patience or None)
     with ready(folder), screen(quiet=quiet) as shown:

@@ -176,6 +176,8 @@ def join(
 
     ticket, folder = entering(invite, state, peer_state)
     check_command(command)
+    if require_hosts is not None and hosts is None:
+        raise click.UsageError("--require-hosts goes with --hosts")
     if hosts is not None:
         check_hosts(command, hosts, require_hosts)
     given = click.get_current_context().params

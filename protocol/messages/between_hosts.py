@@ -41,16 +41,17 @@ class HostStart(Message):
 
 @frozen
 class HostStop(Message):
-    """Head: end the training command; ``finished``: it ends by itself, as the head's has done."""
+    """Head: end this start of the command; ``finished``: it ends by itself, as the head's did."""
 
-    reason: str = field(validator=fields.text)
+    start: str = field(validator=fields.word)
     finished: bool = False
 
 
 @frozen
 class HostEnded(Message):
-    """Host: the training command has ended; ``reason`` is empty for exit status 0."""
+    """Host: this start of the command has ended; ``reason`` is empty for exit status 0."""
 
+    start: str = field(validator=fields.word)
     kind: FailureKind
     reason: str = field(validator=fields.text)
 
@@ -98,8 +99,9 @@ class HeadSlots(Message):
 
 @frozen
 class BoxesReady(Message):
-    """Head: the fragment is at this version; ask for your boxes of it."""
+    """Head: the fragment is at this version; ask for your boxes of it, for this start's arenas."""
 
+    start: str = field(validator=fields.word)
     fragment: int = field(validator=_fragment)
     version: int = field(validator=fields.count)
 
@@ -126,8 +128,9 @@ class BoxesGone(Message):
 
 @frozen
 class BoxesTaken(Message):
-    """Host: its boxes of the fragment are at this version."""
+    """Host: its boxes of the fragment are at this version, in this start's arenas."""
 
+    start: str = field(validator=fields.word)
     fragment: int = field(validator=_fragment)
     version: int = field(validator=fields.count)
 

@@ -81,7 +81,7 @@ def test_two_hosts_boxes_make_the_fragment_whole(
             pieces = pieces_of(LAYOUT, ORDER, held)
             assert all(each.size_bytes <= max(piece_bytes, 8) for each in pieces)
             moved += sum(each.size_bytes for each in pieces)
-            sink = BoxSink(here, 0, pieces)
+            sink = BoxSink("a", here, 0, pieces)
             assert sink.whole.is_set() is not bool(pieces)
             move(BoxSource(there, 0, pieces, 1, None), sink, random_)
             assert sink.whole.is_set()
@@ -112,5 +112,6 @@ def test_a_frame_of_another_length_is_dropped() -> None:
     frame = BoxSource(arena(0), 0, pieces, 1, None)._frame(0)
     assert frame is not None
     others = pieces_of(LAYOUT, ORDER, {0: [TensorBox((0, 0), (69, 33))]})
-    assert BoxSink(arena(0), 0, others).place("a", frame[0]) is None
-    assert BoxSink(arena(0), 0, ()).place("a", frame[0]) is None
+    assert BoxSink("a", arena(0), 0, others).place("a", frame[0]) is None
+    assert BoxSink("a", arena(0), 0, ()).place("a", frame[0]) is None
+    assert BoxSink("b", arena(0), 0, pieces).place("a", frame[0]) is None, "another one's"

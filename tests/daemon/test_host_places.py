@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from holdfast.daemon.peer.trainer.host_places import FEWER_S, STOP_S, HostPlaces, fill
+from holdfast.daemon.peer.trainer.host_places import FEWER_S, HINT, STOP_S, HostPlaces, fill
 from holdfast.protocol.messages import FailureKind, HostEnded, HostHello, HostStart, HostStop
 
 FLEXIBLE = ("torchrun", "--nnodes={hosts}", "--node-rank={host}", "--master-addr={head}", "a.py")
@@ -38,7 +38,7 @@ class Site:
         self.said: list[str] = []
         self.failed: list[str] = []
         self.places = HostPlaces(
-            wanted, least, command, MEMBER, "10.0.0.1", self.said.append, lambda: None, "run this"
+            wanted, least, command, MEMBER, "10.0.0.1", self.said.append, lambda: None
         )
         self.places.fail = lambda _kind, reason, _sick_s: self.failed.append(reason)
 
@@ -75,7 +75,7 @@ async def test_a_command_begins_without_hosts_that_miss_for_long_if_it_can() -> 
         site.places.came(host("birch"))
         assert await ends(site.places.enough, FEWER_S - 1) is None
         assert site.places.why_waiting == "2 of 3 hosts"
-        assert "2 of 3 hosts; run this" in site.said
+        assert f"2 of 3 hosts: {HINT}" in site.said
         with trio.move_on_after(10 * FEWER_S) as scope:
             await site.places.enough()
         assert scope.cancelled_caught is not begins
@@ -131,13 +131,13 @@ async def test_the_command_fails_where_it_fails_at_a_host_and_not_by_being_ended
     site = Site()
     birch, cedar = host("birch"), host("cedar")
     await site.started(birch, cedar)
-    site.places.ended(birch, HostEnded(FailureKind.CRASH, "exit status 1"))
+    site.places.ended(birch, HostEnded("one", FailureKind.CRASH, "exit status 1"))
     assert site.failed == ["on host birch: exit status 1"]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: site.places.stop(finished=False))
         await trio.sleep(0.1)
         assert isinstance(cedar.told[-1], HostStop)
-        site.places.ended(cedar, HostEnded(FailureKind.CRASH, "it was stopped"))
+        site.places.ended(cedar, HostEnded("one", FailureKind.CRASH, "it was stopped"))
     assert len(site.failed) == 1
 
 
@@ -151,6 +151,34 @@ async def test_a_host_that_does_not_end_its_command_is_not_waited_for_long() -> 
 
 async def test_no_more_hosts_are_taken_than_there_are_places() -> None:
     site = Site(wanted=2)
-    assert site.places.why_full() == ""
+    assert site.places.why_full("other") == ""
     site.places.came(host("birch"))
-    assert site.places.why_full().startswith("this peer has its 2 hosts already (the head, birch)")
+    assert site.places.why_full("other").startswith(
+        "this peer has its 2 hosts already (the head, birch)"
+    )
+    assert site.places.why_full("birch") == "", "it comes back before its end was noticed"
+
+
+async def test_the_end_of_another_start_is_no_failure_of_this_one() -> None:
+    site = Site()
+    birch = host("birch")
+    await site.started(birch, host("cedar"))
+    site.places.ended(birch, HostEnded("zero", FailureKind.CRASH, "late"))
+    assert site.failed == []
+    await site.places.stop(finished=True)
+    site.places.ended(birch, HostEnded("one", FailureKind.CRASH, "torchrun lost its store"))
+    assert site.failed == [], "the command has ended well"
+
+
+async def test_a_host_that_goes_before_the_start_is_not_waited_for() -> None:
+    site = Site()
+    birch, cedar = host("birch"), host("cedar")
+    for each in (birch, cedar):
+        site.places.came(each)
+    await site.places.enough()
+    site.places.went(birch, "it broke")
+    site.places.start("one")
+    site.places.ended(cedar, HostEnded("one", FailureKind.CRASH, ""))
+    began_s = trio.current_time()
+    await site.places.stop(finished=False)
+    assert trio.current_time() == began_s

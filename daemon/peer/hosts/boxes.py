@@ -161,12 +161,13 @@ class BoxSource:
 
 @frozen
 class BoxSink:
-    """Puts the pieces of a transfer into an arena.
+    """Puts the pieces of a transfer, from one peer, into an arena.
 
     Attributes:
       whole: all pieces are there.
     """
 
+    _peer: str
     _arena: Arena
     _fragment: int
     _pieces: Sequence[BoxPiece]
@@ -177,8 +178,8 @@ class BoxSink:
         if not self._pieces:
             self.whole.set()
 
-    def place(self, _peer: str, header: FrameHeader) -> memoryview | None:
-        if header.index >= len(self._pieces):
+    def place(self, peer: str, header: FrameHeader) -> memoryview | None:
+        if peer != self._peer or header.index >= len(self._pieces):
             return None
         fits = header.payload_bytes == self._pieces[header.index].size_bytes
         return memoryview(bytearray(header.payload_bytes)) if fits else None
@@ -201,13 +202,14 @@ def log_boxes(fragment: int, pieces: Sequence[BoxPiece], where: str, began_s: fl
 
 async def receive_boxes(
     hub: LinkHub,
+    peer: str,
     arena: Arena,
     pieces: Sequence[BoxPiece],
     wanted: m.BoxesWanted,
     tell: Callable[[m.Message], None],
 ) -> None:
-    """Ask for pieces of a fragment, and wait until they are in an arena."""
-    sink = BoxSink(arena, wanted.fragment, pieces)
+    """Ask a peer for pieces of a fragment, and wait until they are in an arena."""
+    sink = BoxSink(peer, arena, wanted.fragment, pieces)
     key = frame_key(FrameHeader(FrameKind.BLOCK, 0, 0, 0, wanted.transfer, 0))
     with hub.register(key, sink):
         tell(wanted)

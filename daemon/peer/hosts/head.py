@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import trio
-from attrs import define, field
 
 from ....collectives.links.hub import LinkHub
 from ....collectives.links.link import Link
@@ -30,17 +29,18 @@ from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.addresses import Address
-from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NO_STEP_NAMED, NotWholeError
+from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NotWholeError
 from ....protocol.enrolment import Refusal, answer_newcomer
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.network.interface import Channel, Network
-from ....protocol.pulse import Pulse
+from ....protocol.text import plain
 from ....protocol.trust.authority import Authority, Party
 from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
 from .boxes import BoxPiece, BoxSource, log_boxes, pieces_of, receive_boxes
+from .host_peer import HostPeer
 from .site import HOST_RULES, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
@@ -48,41 +48,6 @@ log = logging.getLogger("holdfast.hosts")
 SLOW_S = 15.0  # for a host's part of a fragment; then the operator is told
 RENEW_S = 6 * 3600.0  # a certificate lasts for a day
 LOOK_S = 0.01  # between two looks at ranks that read a fragment, or at one that is being written
-
-
-@define(eq=False)
-class HostPeer:
-    """A host whose link is up.
-
-    Attributes:
-      ranks: what comes from each of its ranks.
-      versions: of its boxes, by fragment.
-      slow: the operator was told that the line to it is.
-      changed: notified when one of these has changed, or the host is gone.
-    """
-
-    peer: str
-    link: Link
-    hello: m.HostHello
-    queue: trio.MemorySendChannel[m.Message]
-    nursery: trio.Nursery
-    ranks: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
-    samplers: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
-    versions: dict[int, int] = field(factory=dict)
-    changed: Pulse = field(factory=Pulse)
-    slow: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.hello.name
-
-    @property
-    def gone(self) -> bool:
-        return self.link.lost.is_set()
-
-    def tell(self, message: m.Message) -> None:
-        if not self.gone:
-            self.queue.send_nowait(message)
 
 
 class Head:
@@ -167,11 +132,11 @@ class Head:
                 self._set_members()
             await self._hub.handle_channel(channel)
 
-    async def _admit(self, request: m.EnrolRequest, _peer: str) -> None:
+    async def _admit(self, request: m.EnrolRequest, peer: str) -> None:
         if not secrets.compare_digest(request.token.encode(), self._token.encode()):
             raise Refusal(m.RefusalCode.TOKEN, "the head of this peer has another string by now")
-        if why := self.places.why_full():
-            raise Refusal(m.RefusalCode.TOKEN, why)
+        if why := self.places.why_full(peer):
+            raise Refusal(m.RefusalCode.BUSY, why)
 
     def _set_members(self) -> None:
         hosts = [member_info(peer, "", number) for peer, number in self._members.items()]
@@ -192,12 +157,12 @@ class Head:
                 if host is not None:
                     host.hello = message
                     self.places.changed()
-                elif why := self.places.why_full():
-                    link = self._hub.links.get(peer)
-                    if link is not None:
-                        await link.send(m.Refused(m.RefusalCode.TOKEN, why))
+                elif (link := self._hub.links.get(peer)) is None:
+                    pass
+                elif why := self.places.why_full(peer):
+                    await link.send(m.Refused(m.RefusalCode.BUSY, why))
                 else:
-                    self._nursery.start_soon(self._serve_host, peer, message)
+                    await self._nursery.start(self._serve_host, link, message)
             case _ if host is None:
                 raise RemoteProtocolError(f"a {type(message).__name__} before a HostHello")
             case m.RankSays(rank=rank, body=body):
@@ -209,9 +174,10 @@ class Head:
                 self._take_slots(host, ranks)
             case m.BoxesWanted():
                 host.nursery.start_soon(self._send_boxes, host, message)
-            case m.BoxesTaken(fragment=fragment, version=version):
-                host.versions[fragment] = version
-                host.changed.notify_all()
+            case m.BoxesTaken(start=start, fragment=fragment, version=version):
+                if start == self.places.started:
+                    host.versions[fragment] = version
+                    host.changed.notify_all()
             case m.HostEnded():
                 self.places.ended(host, message)
             case m.SamplerSays() | m.SamplerGone():
@@ -219,16 +185,20 @@ class Head:
             case _:
                 raise RemoteProtocolError(f"a host sent a {type(message).__name__}")
 
-    async def _serve_host(self, peer: str, hello: m.HostHello) -> None:
-        link = self._hub.links.get(peer)
-        if link is None:
-            return
+    async def _serve_host(
+        self,
+        link: Link,
+        hello: m.HostHello,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         queue, to_send = trio.open_memory_channel[m.Message](math.inf)
         async with trio.open_nursery() as nursery:
-            host = self._hosts[peer] = HostPeer(peer, link, hello, queue, nursery)
+            host = self._hosts[link.peer] = HostPeer(link.peer, link, hello, queue, nursery)
             nursery.start_soon(send_messages, link, to_send)
             self.places.came(host)
             self.slots_changed()
+            task_status.started()
             await link.lost.wait()
             self._went(host)
             nursery.cancel_scope.cancel()
@@ -239,8 +209,9 @@ class Head:
             del self._hosts[host.peer]
             self.places.went(host, host.link.reason)
             host.changed.notify_all()
-            for channel in [*host.ranks.values(), *host.samplers.values()]:
+            for channel in host.ranks.values():
                 channel.close()
+            host.end_samplers()
 
     # ------------------------------------------------------------ its ranks
 
@@ -251,7 +222,7 @@ class Head:
             if channel is not None or message.part.rank != rank:
                 raise RemoteProtocolError(f"rank {rank} attaches a second time")
             host.ranks[rank], incoming = trio.open_memory_channel[m.Message](math.inf)
-            host.nursery.start_soon(self._serve_rank, host, message, incoming)
+            host.nursery.start_soon(self._serve_rank, host, message, host.ranks[rank], incoming)
         elif channel is not None:  # else its end was told, and is on its way
             channel.send_nowait(message)
 
@@ -259,12 +230,13 @@ class Head:
         self,
         host: HostPeer,
         hello: m.TrainerHello,
+        own: trio.MemorySendChannel[m.Message],
         incoming: trio.MemoryReceiveChannel[m.Message],
     ) -> None:
         number = hello.part.rank
         entered = self._bridge.enter(hello, self._events(), self._nursery, far=True)
         if isinstance(entered, str):
-            host.ranks.pop(number, None)
+            host.forget(number, own)
             host.tell(m.RankSays(number, wire.encode(m.Rejected(entered))))
             return
         group, rank, queue = entered
@@ -276,8 +248,9 @@ class Head:
                     why = await self._hear(host, group, number, incoming) or why
                     nursery.cancel_scope.cancel()
         finally:
-            host.ranks.pop(number, None)
-            host.tell(m.RankGone(number, "the group of processes has ended"))
+            if host.forget(number, own):
+                host.tell(m.RankGone(number, "the group of processes has ended"))
+            host.end_samplers()
             group.gone(number, f"{why} (on {host.name})")
             host.changed.notify_all()
 
@@ -320,11 +293,8 @@ class Head:
         arenas = self._bridge.arenas
         if arenas is None:
             return
-        slots = arenas[0].slots
-        named = int(slots[NAMED_SLOT])
-        message = m.HeadSlots(
-            int(slots[MAIL_SLOT]), m.COUNT_MAX if named == NO_STEP_NAMED else named
-        )
+        mail, named = (int(arenas[0].slots[each]) for each in (MAIL_SLOT, NAMED_SLOT))
+        message = m.HeadSlots(mail, min(named, m.COUNT_MAX))  # that is for no step
         for host in self._hosts.values():
             host.tell(message)
 
@@ -373,7 +343,7 @@ class Head:
             if version is None or host.versions.get(fragment) == version:
                 return
             began_s = trio.current_time()
-            host.tell(m.BoxesReady(fragment, version))
+            host.tell(m.BoxesReady(self.places.started, fragment, version))
             await host.changed.wait()
             if host.versions.get(fragment) == version:
                 pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
@@ -408,8 +378,10 @@ class Head:
     async def _send_boxes(self, host: HostPeer, wanted: m.BoxesWanted) -> None:
         arenas = self._bridge.arenas
         group = self._bridge.group
-        if arenas is None or group is None or wanted.fragment >= len(self._sizes):
+        if arenas is None or group is None or not group.written:
             return  # of an earlier group
+        if wanted.fragment >= len(self._sizes):
+            return
         parts = dict.fromkeys(host.ranks)
         pieces = self._pieces(group, wanted.fragment, parts)
         source = BoxSource(arenas[0], wanted.fragment, pieces, wanted.transfer, wanted.version)
@@ -426,12 +398,13 @@ class Head:
     ) -> None:
         """Copy what a rank has posted of a fragment into the posted arena here."""
         arenas = self._bridge.arenas
-        assert arenas is not None
+        if arenas is None or not group.written:
+            return  # what the rank says is refused then
         pieces = self._pieces(group, fragment, {rank: group.written[rank]})
         if pieces:
             transfer = next(self._transfers)
             wanted, began_s = m.BoxesWanted(transfer, fragment, rank), trio.current_time()
-            await receive_boxes(self._hub, arenas[1], pieces, wanted, host.tell)
+            await receive_boxes(self._hub, host.peer, arenas[1], pieces, wanted, host.tell)
             log_boxes(fragment, pieces, f"from {host.name}", began_s)
 
     def _pieces(
@@ -455,8 +428,7 @@ class Head:
     def _sampler_says(self, host: HostPeer, message: m.SamplerSays | m.SamplerGone) -> None:
         channel = host.samplers.get(message.sampler)
         if isinstance(message, m.SamplerGone):
-            if channel is not None:
-                channel.close()
+            host.end_samplers(message.sampler)
             return
         said = wire.decode(message.body)
         if isinstance(said, m.DrawHello):
@@ -472,14 +444,22 @@ class Head:
         hello: m.DrawHello,
         incoming: trio.MemoryReceiveChannel[m.Message],
     ) -> None:
-        answer = self._events().begin_draws(hello)
-        host.tell(m.SamplerSays(number, wire.encode(answer)))
-        async for message in incoming:
-            if isinstance(answer, m.Rejected) or not isinstance(message, m.Draw):
-                break
-            answer = await self._events().draw(hello, message)
+        events = self._events()
+        with trio.CancelScope() as scope:
+            host.sampler_scopes[number] = scope
+            answer: m.Message = events.begin_draws(hello)
             host.tell(m.SamplerSays(number, wire.encode(answer)))
-        host.samplers.pop(number, None)
+            async for message in incoming:
+                if isinstance(answer, m.Rejected) or not isinstance(message, m.Draw):
+                    break
+                try:
+                    answer = await events.draw(hello, message)
+                except RemoteProtocolError as error:
+                    answer = m.Rejected(plain(str(error)))
+                host.tell(m.SamplerSays(number, wire.encode(answer)))
+        if host.sampler_scopes.get(number) is scope:
+            del host.samplers[number], host.sampler_scopes[number]
+        host.tell(m.SamplerGone(number))
 
 
 async def _no_check(_messages: object, _request: m.CheckRequest) -> None:

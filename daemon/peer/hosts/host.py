@@ -46,6 +46,7 @@ from .site import HOST_RULES, head_of, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
 
+STOPPED = "it was stopped"
 SLOTS_S = 0.02  # between two looks at the slots of ranks, which the head names steps by
 GPUS_S = 2.0  # between two reports of GPUs
 
@@ -62,6 +63,7 @@ class HostBridge(UnixBridge):
         self._say = say
         self._local_checkpoint = local_checkpoint
         self.ranks: dict[int, Rank] = {}
+        self.hellos: dict[int, m.TrainerHello] = {}  # of all ranks of this start, gone ones, too
         self.written: dict[int, Sequence[int]] = {}
         self.opened: m.ArenaOpened | None = None
         self.opening = trio.Event()
@@ -75,6 +77,7 @@ class HostBridge(UnixBridge):
         self.arenas = self.opened = None
         self.opening = trio.Event()
         self.written.clear()
+        self.hellos.clear()
         self._rows.clear()
 
     def end_all(self) -> None:
@@ -101,6 +104,7 @@ class HostBridge(UnixBridge):
             self._crash, self._detached = None, trio.Event()
         sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         rank = self.ranks[number] = Rank(hello, sender)
+        self.hellos[number] = hello
         self._say(m.RankSays(number, wire.encode(hello)))
         self.attached_pid, self.was_attached = hello.pid, True
         why = ""
@@ -175,12 +179,12 @@ class HostBridge(UnixBridge):
         tensors = self.opened.fragments[fragment]
         held: dict[int, list[m.TensorBox]] = {}
         layout = None
-        for number, each in self.ranks.items():
-            layout = each.hello.layout
+        for number, hello in self.hellos.items():
+            layout = hello.layout
             named = tensors if rank is None else self.written.get(number, ())
             if rank in (None, number):
                 for index in set(named).intersection(tensors):
-                    held.setdefault(index, []).append(box_of(each.hello.part, layout, index))
+                    held.setdefault(index, []).append(box_of(hello.part, layout, index))
         return () if layout is None else pieces_of(layout, tensors, held)
 
     # ------------------------------------------------------------ samplers
@@ -206,9 +210,58 @@ class HostBridge(UnixBridge):
                 del self._sampler_queues[number]
                 self._say(m.SamplerGone(number))
 
+    def end_sampler(self, number: int) -> None:
+        if (queue := self._sampler_queues.get(number)) is not None:
+            queue.close()
+
     def answer_sampler(self, number: int, message: m.Message) -> None:
         if (queue := self._sampler_queues.get(number)) is not None:
             queue.send_nowait(message)
+
+
+@define(eq=False)
+class BoxPulls:
+    """Copies a host's boxes from the head into its shared arena, a version in the last one's place.
+
+    Args:
+      head: its peer id.
+      say: sends a message to the head.
+    """
+
+    _bridge: HostBridge
+    _hub: LinkHub
+    _head: str
+    _say: Callable[[m.Message], None]
+    _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1), init=False)
+    # By fragment: the transfer, and its scope.
+    _under_way: dict[int, tuple[int, trio.CancelScope]] = field(factory=dict, init=False)
+    _writing: trio.Lock = field(factory=trio.Lock, init=False)
+
+    async def pull(self, message: m.BoxesReady) -> None:
+        """Copy the boxes of a version; a version of the same fragment that is under way ends."""
+        bridge, fragment, transfer = self._bridge, message.fragment, next(self._numbers)
+        if (earlier := self._under_way.get(fragment)) is not None:
+            earlier[1].cancel()
+        with trio.CancelScope() as scope:
+            self._under_way[fragment] = (transfer, scope)
+            await bridge.opening.wait()
+            assert bridge.arenas is not None
+            shared, pieces = bridge.arenas[0], bridge.pieces(fragment)
+            wanted = m.BoxesWanted(transfer, fragment, version=message.version)
+            async with self._writing:  # a pull that was ended has left the arena
+                with shared.writing(fragment, message.version):
+                    if pieces:
+                        where = self._hub, self._head, shared
+                        await receive_boxes(*where, pieces, wanted, self._say)
+            self._say(m.BoxesTaken(message.start, fragment, message.version))
+        if self._under_way.get(fragment) == (transfer, scope):
+            del self._under_way[fragment]
+
+    def end(self, transfer: int | None = None) -> None:
+        """End a transfer, or all: what a pull has written is whole or nothing."""
+        for number, scope in self._under_way.values():
+            if transfer in (None, number):
+                scope.cancel()
 
 
 @define(eq=False)
@@ -243,15 +296,16 @@ class FurtherHost:
     bridge: HostBridge = field(init=False)
     _hub: LinkHub = field(init=False)
     _queue: trio.MemorySendChannel[m.Message] | None = field(default=None, init=False)
-    _transfers: itertools.count[int] = field(factory=lambda: itertools.count(1), init=False)
-    _pulls: dict[int, tuple[int, trio.CancelScope]] = field(factory=dict, init=False)
+    _pulls: BoxPulls = field(init=False)
     _nursery: trio.Nursery = field(init=False)
     _supervisor: TrainerSupervisor | None = field(default=None, init=False)
+    _start: m.HostStart | None = field(default=None, init=False)  # that is wanted
     _command_ended: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.bridge = self.make_bridge(self._say)
         self._hub = LinkHub(self.network, self.me, on_message=self._on_message, rules=HOST_RULES)
+        self._pulls = BoxPulls(self.bridge, self._hub, self.head, self._say)
 
     def _say(self, message: m.Message) -> None:
         if self._queue is not None:
@@ -313,48 +367,36 @@ class FurtherHost:
             case m.HostStart():
                 self._nursery.start_soon(self._run_command, message)
             case m.HostStop():
-                self.finished |= message.finished
-                if self._supervisor is not None and not message.finished:
-                    self._nursery.start_soon(self._supervisor.stop)
+                self._stop(message)
+            case m.SamplerGone(sampler=sampler):
+                self.bridge.end_sampler(sampler)
             case m.RankSays(rank=rank, body=body):
                 self.bridge.tell_rank(rank, wire.decode(body))
             case m.RankGone(rank=rank):
                 self.bridge.end_rank(rank)
             case m.HeadSlots():
                 self.bridge.take_slots(message)
-            case m.BoxesReady():
-                self._nursery.start_soon(self._take_boxes, message)
+            case m.BoxesReady(start=start):
+                if self._start is not None and self._start.start == start:
+                    self._nursery.start_soon(self._pulls.pull, message)
             case m.BoxesWanted():
                 self._nursery.start_soon(self._send_boxes, message)
             case m.BoxesGone(transfer=transfer):
-                for number, scope in list(self._pulls.values()):
-                    if number == transfer:
-                        scope.cancel()
+                self._pulls.end(transfer)
             case m.SamplerSays(sampler=sampler, body=body):
                 self.bridge.answer_sampler(sampler, wire.decode(body))
             case _:
                 raise RemoteProtocolError(f"the head sent a {type(message).__name__}")
 
-    async def _take_boxes(self, message: m.BoxesReady) -> None:
-        """Copy this host's boxes of a version from the head, in place of the last version's."""
-        bridge, fragment = self.bridge, message.fragment
-        await bridge.opening.wait()
-        assert bridge.arenas is not None
-        shared = bridge.arenas[0]
-        pieces = bridge.pieces(fragment)
-        transfer = next(self._transfers)
-        wanted = m.BoxesWanted(transfer, fragment, version=message.version)
-        earlier = self._pulls.get(fragment)
-        if earlier is not None:
-            earlier[1].cancel()
-        with trio.CancelScope() as scope:
-            self._pulls[fragment] = (transfer, scope)
-            with shared.writing(fragment, message.version):
-                if pieces:
-                    await receive_boxes(self._hub, shared, pieces, wanted, self._say)
-            self._say(m.BoxesTaken(fragment, message.version))
-        if self._pulls.get(fragment) == (transfer, scope):
-            del self._pulls[fragment]
+    def _stop(self, message: m.HostStop) -> None:
+        start = self._start
+        if start is None or start.start != message.start:
+            return  # it has ended here
+        self.finished = message.finished
+        if not message.finished:
+            self._start = None
+            if self._supervisor is not None:
+                self._nursery.start_soon(self._supervisor.stop)
 
     async def _send_boxes(self, wanted: m.BoxesWanted) -> None:
         bridge = self.bridge
@@ -368,8 +410,12 @@ class FurtherHost:
 
     async def _run_command(self, start: m.HostStart) -> None:
         """Run the training command once, and tell the head how it ended."""
-        if self._supervisor is not None:
+        self._start, self.finished = start, False
+        while self._supervisor is not None:
             await self._command_ended.wait()
+        if self._start is not start:  # it was ended, or another one was asked for
+            self._say(m.HostEnded(start.start, m.FailureKind.CRASH, STOPPED))
+            return
         self._command_ended = trio.Event()
         self.bridge.begin()
         command = fill(self.command, start.host, start.hosts, start.head)
@@ -379,11 +425,12 @@ class FurtherHost:
             failure = await self._supervisor.run_once()
         finally:
             self._supervisor = None
+            self._pulls.end()
             self._command_ended.set()
         if failure is None:
-            self._say(m.HostEnded(m.FailureKind.CRASH, ""))
+            self._say(m.HostEnded(start.start, m.FailureKind.CRASH, ""))
         else:
             error = self.last_error()
             reason = plain(f"{failure.reason}: {error}" if error else failure.reason)
             self.tell(f"the training command ended: {reason}")
-            self._say(m.HostEnded(failure.kind, reason))
+            self._say(m.HostEnded(start.start, failure.kind, reason))

@@ -9,8 +9,9 @@ import trio
 
 from ....protocol.addresses import Address
 from ....protocol.errors import UserError
-from ....protocol.network.sockets import SocketNetwork
+from ....protocol.network.sockets import SocketNetwork, bind_all
 from ....protocol.trust.identity import Identity
+from ....protocol.trust.invite import ADDRESSES_MAX
 from ...advertised_hosts import dialable
 from ..peer_options import PeerOptions
 from ..trainer.bridge import UnixBridge
@@ -66,25 +67,26 @@ class Hosting:
         )
 
     def _addresses(self, bound: list[Address]) -> tuple[Address, ...]:
-        advertised = [Address(each.host, 0) for each in self._options.advertise]
-        return tuple(map(Address.parse, dialable(bound, advertised)))
+        """Return where hosts dial this machine: in its own network first."""
+        own = tuple(map(Address.parse, dialable(bound, ())))
+        told = [Address(each.host, bound[0].port) for each in self._options.advertise]
+        return (*own, *(each for each in told if each not in own))[:ADDRESSES_MAX]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take hosts until cancelled, at the port that an earlier string names if it is free."""
         async with trio.open_nursery() as nursery:
             port = self._site.port
             try:
-                bound = await nursery.start(self._head.run, self._bind(port))
+                for listener in await bind_all(self._bind(port)):
+                    listener.socket.close()
             except UserError:
-                if not port:
-                    raise
                 self._tell(f"port {port} of the hosts' string is taken: there is another string")
-                bound = await nursery.start(self._head.run, self._bind(0))
+                port = 0
+            bound = await nursery.start(self._head.run, self._bind(port))
             self._site.keep_port(bound[0].port)
-            command = shlex.join(self._options.command) or "COMMAND"
+            command = shlex.join(self._options.command)
             string = self._site.string(self._addresses(list(bound)))
-            self.places.hint = f"on each further host run: holdfast host {string} -- {command}"
-            self._tell(self.places.hint)
+            self._tell(f"on each further host run: holdfast host {string} -- {command}")
             task_status.started()
 
     def _bind(self, port: int) -> list[Address]:

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ....protocol.enrolment import enrol
 from ....protocol.errors import EvictedError, RemoteProtocolError, UserError
+from ....protocol.messages import RefusalCode
 from ....protocol.network.sockets import SocketNetwork
 from ....protocol.trust.authority import Party
 from ....protocol.trust.credentials import Credentials
@@ -112,7 +113,9 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
         except OSError as error:
             why = str(error)
         except EvictedError as error:
-            raise UserError(error.reason, exit_code=ExitCode.REFUSED) from error
+            if error.code != RefusalCode.BUSY.value:
+                raise UserError(error.reason, exit_code=ExitCode.REFUSED) from error
+            why = error.reason
         except RemoteProtocolError as error:
             raise UserError(
                 str(error),

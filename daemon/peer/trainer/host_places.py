@@ -21,6 +21,7 @@ HOST_PLACEHOLDER = "{host}"  # in a training command: the host's number; the hea
 HOSTS_PLACEHOLDER = "{hosts}"  # how many there are
 HEAD_PLACEHOLDER = "{head}"  # the address of the head's machine
 FEWER_S = 60.0  # after the first look, a command with ``{hosts}`` begins without those that miss
+HINT = "on each other one run `holdfast host` with the string that was printed at the start"
 REMIND_S = 60.0  # between two sentences about hosts that are missing
 STOP_S = 20.0  # for a host to end its processes
 FAREWELL_S = 120.0  # for its processes to end by themselves after the run's end
@@ -50,8 +51,8 @@ class HostPlaces:
       show: called when another number of hosts or of their GPUs is there.
 
     Attributes:
-      hint: what starts a further host; set once it is known.
       used: further hosts that take part in the command now.
+      started: tells the command's present start from all others; empty before the first.
       why_waiting: why the command waits for hosts; else empty.
       fail: ends the command here as a failure; set by the owner of the command.
     """
@@ -63,12 +64,12 @@ class HostPlaces:
     head: str
     tell: Callable[[str], None]
     show: Callable[[], None]
-    hint: str = ""
     why_waiting: str = field(default="", init=False)
     fail: Callable[[FailureKind, str, float], None] = field(
         default=lambda _kind, _reason, _sick_s: None, init=False
     )
     _present: list[PresentHost] = field(factory=list, init=False)
+    started: str = field(default="", init=False)
     used: list[PresentHost] = field(factory=list, init=False)
     _gpus_used: list[int] = field(factory=list, init=False)
     _running: set[str] = field(factory=set, init=False)  # whose command has not ended
@@ -92,9 +93,9 @@ class HostPlaces:
 
     # ------------------------------------------------------------ for the head
 
-    def why_full(self) -> str:
-        """Return why no further host is taken; empty if one is."""
-        if len(self._present) < self.wanted - 1:
+    def why_full(self, peer: str) -> str:
+        """Return why this host is not taken; empty if it is."""
+        if sum(host.peer != peer for host in self._present) < self.wanted - 1:
             return ""
         names = ", ".join(host.hello.name for host in self._present)
         return (
@@ -127,7 +128,7 @@ class HostPlaces:
 
     def ended(self, host: PresentHost, message: HostEnded) -> None:
         """Take note that the command has ended at a host."""
-        if host.peer in self._running:
+        if host.peer in self._running and message.start == self.started:
             self._running.discard(host.peer)
             if message.reason and not self._stopping:
                 self.fail(message.kind, f"on host {host.hello.name}: {message.reason}", 0.0)
@@ -147,7 +148,7 @@ class HostPlaces:
             self.why_waiting = f"{self}"
             if trio.current_time() >= told_s:
                 told_s += REMIND_S
-                self.tell(f"{self}; {self.hint}")
+                self.tell(f"{self}: {HINT}")
             with trio.move_on_after(min(told_s - trio.current_time(), FEWER_S)):
                 await self._changed.wait()
         self.why_waiting = ""
@@ -173,16 +174,17 @@ class HostPlaces:
     def start(self, start: str) -> None:
         """Start the command at all other hosts."""
         count = 1 + len(self.used)
-        self._running, self._stopping = {host.peer for host in self.used}, False
+        self.started, self._stopping = start, False
+        self._running = {host.peer for host in self.used if host in self._present}
         for number, host in enumerate(self.used, 1):
             host.versions.clear()
             host.tell(HostStart(number, count, self.head, self.member, start))
 
     async def stop(self, *, finished: bool) -> None:
         """End the command at all other hosts; if it is finished, wait for its own end there."""
-        self._stopping = not finished
+        self._stopping = True
         for host in self._present:
-            host.tell(HostStop("the head has ended the training command", finished))
+            host.tell(HostStop(self.started, finished))
         with trio.move_on_after(FAREWELL_S if finished else STOP_S):
             while self._running:
                 await self._changed.wait()

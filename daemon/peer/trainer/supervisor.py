@@ -216,9 +216,6 @@ class TrainerSupervisor:
         """Run the command once; return why it failed, or None.
 
         Cancellation: as ``run``.
-
-        Raises:
-          UserError: the command cannot be started.
         """
         try:
             with self._scope:
@@ -226,8 +223,8 @@ class TrainerSupervisor:
                     await self._ready.wait()
                 await self.gpus.enough()
                 kills = memory_kills()
-                status = await self._run_once(first=True)
-                if status == 0:
+                status = await self._run_once(first=False)
+                if status == 0 and self._life.verdict is None:
                     return None
                 return await self._why(status, kernel_killed=memory_kills() > kills)
             return Failure(FailureKind.CRASH, "it was stopped")
@@ -346,7 +343,9 @@ class TrainerSupervisor:
                     await _end(process, self.socket_path)
                     if self._hosts is not None:
                         with trio.CancelScope(shield=True):
-                            await self._hosts.stop(finished=process.returncode == 0)
+                            own_end = not self._life.renewal and self._life.verdict is None
+                            well = process.returncode == 0 and own_end
+                            await self._hosts.stop(finished=well)
         finally:
             self.pid = None
             if pipe is not None:
