@@ -129,4 +129,6 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
     other = run_command("join", found[0], "--", "python")
     assert "admits a further host of a peer" in other.stderr
     fleet.kill("site")
-    assert "is `holdfast join --hosts` running there" in said(found[0], "--", "python")
+    assert "needs a command with {host} and {head}" in said(found[0], "--", "python")
+    command = torchrun("fsdp", 0, tmp_path / "w")
+    assert "is `holdfast join --hosts` running there" in said(found[0], "--", *command)
