@@ -141,6 +141,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(("size", "batch"), SHAPES)
 def test_a_whole_model_takes_what_is_predicted(
@@ -173,6 +174,7 @@ def ranks_that_answer_nothing(count: int) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(
     ("size", "batch"), [pytest.param((8, 512, 1_000), (1, 64), id="gathered"), SHAPES[2]]
@@ -194,6 +196,7 @@ def test_a_shard_takes_what_is_predicted(
     assert found == pytest.approx(peak.peak_bytes, rel=AGREEMENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_stage_takes_what_is_predicted(in_flight: int, recomputed: bool) -> None:

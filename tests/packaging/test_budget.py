@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_796, "tests": 59_260, "benchmarks": 5_827}
+LINES = {"simulation": 5_796, "tests": 59_263, "benchmarks": 5_827}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 60_399, 35_246
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 110, 41, 27, 71, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
