@@ -82,14 +82,8 @@ _LINK_GREETINGS = frozenset({messages.LinkHello, messages.LinkReady})
 LINK_GREETING = ConnectionPhase(_LINK_GREETINGS | {messages.Refused}, LINK_GREETING_FRAME_BYTES_MAX)
 
 LINK_FRAME_BYTES_MAX = 3 * 2**20  # an index of as many blocks as there may be takes 2 MiB
-LINK = ConnectionPhase(
-    _defined_in(between_peers) - _LINK_GREETINGS | {messages.Heartbeat}, LINK_FRAME_BYTES_MAX
-)
+_ON_LINK = _defined_in(between_peers) - _LINK_GREETINGS | {messages.Heartbeat}
+LINK = ConnectionPhase(_ON_LINK, LINK_FRAME_BYTES_MAX)
 
 # Head and host of one peer trust each other; a rank's first message holds the layout.
-HOST_LINK = ConnectionPhase(
-    _defined_in(between_hosts)
-    | _defined_in(between_peers) - _LINK_GREETINGS
-    | {messages.Heartbeat},
-    FRAME_BYTES_MAX,
-)
+HOST_LINK = ConnectionPhase(_ON_LINK | _defined_in(between_hosts), FRAME_BYTES_MAX)

@@ -24,7 +24,7 @@ from ..daemon.peer.hosts.head import Head
 from ..daemon.peer.hosts.host import FurtherHost, HostBridge
 from ..daemon.peer.hosts.site import site_id
 from ..daemon.peer.trainer.bridge import Caller, UnixBridge
-from ..daemon.peer.trainer.failures import Failure
+from ..daemon.peer.trainer.failures import STOPPED, Failure
 from ..daemon.peer.trainer.host_places import HostPlaces
 from ..daemon.peer.trainer.port import TrainerEvents
 from ..membership.peer.rank_parts import box_of
@@ -315,7 +315,7 @@ class _Command:
         finally:
             self.ended.set()
         if self._scope.cancelled_caught or failed:
-            return Failure(m.FailureKind.CRASH, next(iter(failed), "it was stopped"))
+            return Failure(m.FailureKind.CRASH, next(iter(failed), STOPPED))
         return None
 
     def fail(self, *_why: object) -> None:

@@ -7,10 +7,9 @@ kernel gives where it is written: they take the boxes of its ranks, and no more.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +22,11 @@ from ....collectives.links.frame_routing import frame_key
 from ....collectives.links.hub import LinkHub
 from ....collectives.links.send_queue import Frame, Load
 from ....diloco.fragments import COUNTER
+from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol.arena import Arena, NotWholeError
 from ....protocol.messages import ModelLayout, TensorBox
 from ....protocol.network.lane import FrameHeader, FrameKind
-
-log = logging.getLogger("holdfast.hosts")
 
 PIECE_BYTES = 2**20
 VALUE_BYTES, COUNTER_BYTES = 4, 8
@@ -86,6 +84,24 @@ def pieces_of(
             cuts = _cut(whole, 0, element_bytes) if math.prod(box.shape) else ()
             pieces += (BoxPiece(counter, offset, spec.shape, where) for where in cuts)
     return tuple(pieces)
+
+
+def pieces_held(
+    hellos: Iterable[m.TrainerHello], tensors: Sequence[int], named: Collection[int] | None = None
+) -> tuple[BoxPiece, ...]:
+    """Return what ranks hold of a fragment; with ``named``, of these tensors alone.
+
+    Args:
+      hellos: of the ranks, which have one layout.
+      tensors: the fragment's, as of ``pieces_of``.
+    """
+    held: dict[int, list[TensorBox]] = {}
+    layout = None
+    for hello in hellos:
+        layout = hello.layout
+        for index in tensors if named is None else set(named).intersection(tensors):
+            held.setdefault(index, []).append(box_of(hello.part, layout, index))
+    return () if layout is None else pieces_of(layout, tensors, held)
 
 
 def _cut(where: tuple[slice, ...], axis: int, element_bytes: int) -> Iterator[tuple[slice, ...]]:
@@ -193,11 +209,6 @@ class BoxSink:
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         pass  # it comes again, over another lane
-
-
-def log_boxes(fragment: int, pieces: Sequence[BoxPiece], where: str, began_s: float) -> None:
-    size_bytes, took_s = sum(each.size_bytes for each in pieces), trio.current_time() - began_s
-    log.info("boxes of fragment %d: %d bytes %s in %.3f s", fragment, size_bytes, where, took_s)
 
 
 async def receive_boxes(

@@ -18,14 +18,13 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import trio
 
 from ....collectives.links.hub import LinkHub
 from ....collectives.links.link import Link
-from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.addresses import Address
@@ -39,7 +38,7 @@ from ..trainer.bridge import UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
-from .boxes import BoxPiece, BoxSource, log_boxes, pieces_of, receive_boxes
+from .boxes import BoxSource, pieces_held, receive_boxes
 from .host_peer import HostPeer
 from .site import HOST_RULES, member_info, send_messages
 
@@ -82,9 +81,7 @@ class Head:
         self._bridge, self._events, self._renew = bridge, events, renew
         self._hosts: dict[str, HostPeer] = {}
         self._members: dict[str, int] = {}  # numbers in the view of the hub, by peer
-        self._hub = LinkHub(
-            network, me, on_message=self._on_message, tell_master=self._note, rules=HOST_RULES
-        )
+        self._hub = LinkHub(network, me, on_message=self._on_message, rules=HOST_RULES)
         self._told, self._to_tell = trio.open_memory_channel[tuple[TrainerGroup, m.Message]](
             math.inf
         )
@@ -141,9 +138,6 @@ class Head:
     def _set_members(self) -> None:
         hosts = [member_info(peer, "", number) for peer, number in self._members.items()]
         self._hub.set_members([member_info(self._me, self._name, 0, ("unused:1",)), *hosts])
-
-    def _note(self, _message: m.Message) -> None:
-        """Drop what a member would tell its master: there is one route to a host."""
 
     # ------------------------------------------------------------ a host
 
@@ -346,18 +340,18 @@ class Head:
             host.tell(m.BoxesReady(self.places.started, fragment, version))
             await host.changed.wait()
             if host.versions.get(fragment) == version:
-                pieces = self._pieces(group, fragment, dict.fromkeys(host.ranks))
-                log_boxes(fragment, pieces, f"to {host.name}", began_s)
-                self._warn_if_slow(host, fragment, pieces, trio.current_time() - began_s)
+                self._measured(host, fragment, "to", host.sent_bytes.get(fragment, 0), began_s)
 
-    def _warn_if_slow(
-        self, host: HostPeer, fragment: int, pieces: Sequence[BoxPiece], took_s: float
+    def _measured(
+        self, host: HostPeer, fragment: int, way: str, size_bytes: int, began_s: float
     ) -> None:
-        """Tell once that the line to a host is too slow for its boxes."""
-        if host.slow or took_s < SLOW_S:
+        """Log what a host's boxes took; tell once that the line to it is too slow for them."""
+        took_s = trio.current_time() - began_s
+        said = "boxes of fragment %d: %d bytes %s %s in %.3f s"
+        log.info(said, fragment, size_bytes, way, host.name, took_s)
+        if host.slow or way == "from" or took_s < SLOW_S:
             return
         host.slow = True
-        size_bytes = sum(each.size_bytes for each in pieces)
         self.places.tell(
             f"the {size_bytes / 1e6:.0f} MB that host {host.name} holds of fragment {fragment} took"
             f" {took_s:.0f} s ({size_bytes / took_s / 1e6:.1f} MB/s): a round moves them both ways,"
@@ -378,13 +372,15 @@ class Head:
     async def _send_boxes(self, host: HostPeer, wanted: m.BoxesWanted) -> None:
         arenas = self._bridge.arenas
         group = self._bridge.group
-        if arenas is None or group is None or not group.written:
+        fragment, opened = wanted.fragment, self._opened
+        if arenas is None or opened is None or group is None or not group.written:
             return  # of an earlier group
-        if wanted.fragment >= len(self._sizes):
+        if fragment >= len(opened.fragments):
             return
-        parts = dict.fromkeys(host.ranks)
-        pieces = self._pieces(group, wanted.fragment, parts)
-        source = BoxSource(arenas[0], wanted.fragment, pieces, wanted.transfer, wanted.version)
+        hellos = [group.ranks[rank].hello for rank in host.ranks if rank in group.ranks]
+        pieces = pieces_held(hellos, opened.fragments[fragment])
+        host.sent_bytes[fragment] = sum(each.size_bytes for each in pieces)
+        source = BoxSource(arenas[0], fragment, pieces, wanted.transfer, wanted.version)
         try:
             await host.link.send_from(source)
         except PeerLostError:
@@ -397,45 +393,33 @@ class Head:
         self, host: HostPeer, group: TrainerGroup, rank: int, fragment: int
     ) -> None:
         """Copy what a rank has posted of a fragment into the posted arena here."""
-        arenas = self._bridge.arenas
-        if arenas is None or not group.written:
+        arenas, opened = self._bridge.arenas, self._opened
+        if arenas is None or opened is None or not group.written:
             return  # what the rank says is refused then
-        pieces = self._pieces(group, fragment, {rank: group.written[rank]})
+        hellos, written = [group.ranks[rank].hello], group.written[rank]
+        pieces = pieces_held(hellos, opened.fragments[fragment], written)
         if pieces:
             transfer = next(self._transfers)
             wanted, began_s = m.BoxesWanted(transfer, fragment, rank), trio.current_time()
             await receive_boxes(self._hub, host.peer, arenas[1], pieces, wanted, host.tell)
-            log_boxes(fragment, pieces, f"from {host.name}", began_s)
-
-    def _pieces(
-        self, group: TrainerGroup, fragment: int, ranks: Mapping[int, Sequence[int] | None]
-    ) -> tuple[BoxPiece, ...]:
-        """Return what ranks hold of a fragment, or of the tensors that are named."""
-        assert self._opened is not None
-        layout = group.ranks[0].hello.layout
-        tensors = self._opened.fragments[fragment]
-        held: dict[int, list[m.TensorBox]] = {}
-        for rank, named in ranks.items():
-            if rank not in group.ranks:
-                continue
-            part = group.ranks[rank].hello.part
-            for index in tensors if named is None else set(named).intersection(tensors):
-                held.setdefault(index, []).append(box_of(part, layout, index))
-        return pieces_of(layout, tensors, held)
+            size_bytes = sum(each.size_bytes for each in pieces)
+            self._measured(host, fragment, "from", size_bytes, began_s)
 
     # ------------------------------------------------------------ samplers
 
     def _sampler_says(self, host: HostPeer, message: m.SamplerSays | m.SamplerGone) -> None:
-        channel = host.samplers.get(message.sampler)
+        number = message.sampler
         if isinstance(message, m.SamplerGone):
-            host.end_samplers(message.sampler)
+            host.end_samplers(number)
             return
         said = wire.decode(message.body)
         if isinstance(said, m.DrawHello):
-            host.samplers[message.sampler], incoming = trio.open_memory_channel[m.Message](math.inf)
-            host.nursery.start_soon(self._serve_sampler, host, message.sampler, said, incoming)
-        elif channel is not None:
-            channel.send_nowait(said)
+            channel, incoming = trio.open_memory_channel[m.Message](math.inf)
+            scope = trio.CancelScope()
+            host.samplers[number] = (channel, scope)
+            host.nursery.start_soon(self._serve_sampler, host, number, said, incoming, scope)
+        elif number in host.samplers:
+            host.samplers[number][0].send_nowait(said)
 
     async def _serve_sampler(
         self,
@@ -443,10 +427,10 @@ class Head:
         number: int,
         hello: m.DrawHello,
         incoming: trio.MemoryReceiveChannel[m.Message],
+        scope: trio.CancelScope,
     ) -> None:
         events = self._events()
-        with trio.CancelScope() as scope:
-            host.sampler_scopes[number] = scope
+        with scope:
             answer: m.Message = events.begin_draws(hello)
             host.tell(m.SamplerSays(number, wire.encode(answer)))
             async for message in incoming:
@@ -457,8 +441,8 @@ class Head:
                 except RemoteProtocolError as error:
                     answer = m.Rejected(plain(str(error)))
                 host.tell(m.SamplerSays(number, wire.encode(answer)))
-        if host.sampler_scopes.get(number) is scope:
-            del host.samplers[number], host.sampler_scopes[number]
+        if number in host.samplers and host.samplers[number][1] is scope:
+            del host.samplers[number]
         host.tell(m.SamplerGone(number))
 
 

@@ -10,7 +10,6 @@ run                       again after a lost link, for ``patience_s``
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +21,6 @@ import trio
 from attrs import define, evolve, field
 
 from ....collectives.links.hub import LinkHub
-from ....membership.peer.rank_parts import box_of
 from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.arena import (
@@ -37,16 +35,14 @@ from ....protocol.network.stream import MessageStream
 from ....protocol.text import plain
 from ....protocol.trust.invite import Invite
 from ..trainer.bridge import QUEUE_COUNT_MAX, Caller, UnixBridge, reject
+from ..trainer.failures import STOPPED
 from ..trainer.group import Rank
 from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
-from .boxes import BoxPiece, BoxSource, pieces_of, receive_boxes
+from .boxes import BoxPiece, BoxSource, pieces_held, receive_boxes
 from .site import HOST_RULES, head_of, member_info, send_messages
 
-log = logging.getLogger("holdfast.hosts")
-
-STOPPED = "it was stopped"
 SLOTS_S = 0.02  # between two looks at the slots of ranks, which the head names steps by
 GPUS_S = 2.0  # between two reports of GPUs
 
@@ -177,15 +173,10 @@ class HostBridge(UnixBridge):
         """Return what this host's ranks hold of a fragment, or what one of them writes."""
         assert self.opened is not None
         tensors = self.opened.fragments[fragment]
-        held: dict[int, list[m.TensorBox]] = {}
-        layout = None
-        for number, hello in self.hellos.items():
-            layout = hello.layout
-            named = tensors if rank is None else self.written.get(number, ())
-            if rank in (None, number):
-                for index in set(named).intersection(tensors):
-                    held.setdefault(index, []).append(box_of(hello.part, layout, index))
-        return () if layout is None else pieces_of(layout, tensors, held)
+        if rank is None:
+            return pieces_held(self.hellos.values(), tensors)
+        hellos = [self.hellos[rank]] if rank in self.hellos else []
+        return pieces_held(hellos, tensors, self.written.get(rank, ()))
 
     # ------------------------------------------------------------ samplers
 
@@ -334,9 +325,8 @@ class FurtherHost:
             self._queue, to_send = trio.open_memory_channel[m.Message](math.inf)
             try:
                 nursery.start_soon(send_messages, link, to_send)
-                nursery.start_soon(
-                    self.bridge.run, cast("TrainerEvents", None)
-                )  # the head's are told
+                # What ranks and samplers say goes to the head's events.
+                nursery.start_soon(self.bridge.run, cast("TrainerEvents", None))
                 nursery.start_soon(self._look)
                 await link.lost.wait()
             finally:

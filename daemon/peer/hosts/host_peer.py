@@ -16,7 +16,9 @@ class HostPeer:
 
     Attributes:
       ranks: what comes from each of its ranks.
+      samplers: what comes from each sampler, and the scope around its answers.
       versions: of its boxes, by fragment.
+      sent_bytes: of its boxes of each fragment, when they were sent last.
       slow: the operator was told that the line to it is.
       changed: notified when one of these has changed, or the host is gone.
     """
@@ -27,9 +29,11 @@ class HostPeer:
     queue: trio.MemorySendChannel[m.Message]
     nursery: trio.Nursery
     ranks: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
-    samplers: dict[int, trio.MemorySendChannel[m.Message]] = field(factory=dict)
-    sampler_scopes: dict[int, trio.CancelScope] = field(factory=dict)
+    samplers: dict[int, tuple[trio.MemorySendChannel[m.Message], trio.CancelScope]] = field(
+        factory=dict
+    )
     versions: dict[int, int] = field(factory=dict)
+    sent_bytes: dict[int, int] = field(factory=dict)
     changed: Pulse = field(factory=Pulse)
     slow: bool = False
 
@@ -54,6 +58,6 @@ class HostPeer:
 
     def end_samplers(self, *numbers: int) -> None:
         """End the connections of these samplers, or of all."""
-        for number, scope in self.sampler_scopes.items():
+        for number, (_, scope) in self.samplers.items():
             if not numbers or number in numbers:
                 scope.cancel()

@@ -12,6 +12,7 @@ from ....protocol.messages import FailureKind
 
 SHELL_SIGNAL = 128  # a shell's exit status for a command that a signal killed, plus its number
 CGROUPS = Path("/sys/fs/cgroup")
+STOPPED = "it was stopped"  # the reason of a command that was ended for good
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
 

@@ -68,9 +68,9 @@ class HostPlaces:
     fail: Callable[[FailureKind, str, float], None] = field(
         default=lambda _kind, _reason, _sick_s: None, init=False
     )
-    _present: list[PresentHost] = field(factory=list, init=False)
     started: str = field(default="", init=False)
     used: list[PresentHost] = field(factory=list, init=False)
+    _present: list[PresentHost] = field(factory=list, init=False)
     _gpus_used: list[int] = field(factory=list, init=False)
     _running: set[str] = field(factory=set, init=False)  # whose command has not ended
     _settled: dict[str, int] = field(factory=dict, init=False)  # round after which it takes part

@@ -29,6 +29,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import trio
 from attrs import define, field
@@ -40,7 +41,7 @@ from ....protocol.text import plain
 from ...process.exit_codes import ExitCode
 from . import watcher
 from .accelerators import COUNT_PLACEHOLDER, GpuWatch
-from .failures import Failure, failure_of, memory_kills
+from .failures import STOPPED, Failure, failure_of, memory_kills
 from .host_places import HostPlaces
 from .output import OutputPipe, Take
 
@@ -62,6 +63,19 @@ WATCHER = str(Path(__file__).with_name("watcher.py"))
 class TrainerEnd(enum.Enum):
     DONE = "done"  # exit status 0
     STOPPED = "stopped"  # by ``stop``
+
+
+class Need(Protocol):
+    """What a command is started with: this machine's GPUs, the hosts of its peer."""
+
+    @property
+    def why_waiting(self) -> str: ...
+
+    async def enough(self) -> None: ...
+
+    def filled(self, command: Sequence[str]) -> Sequence[str]: ...
+
+    async def change(self) -> str: ...
 
 
 async def no_report() -> Failing | None:
@@ -127,19 +141,20 @@ class TrainerSupervisor:
         self.socket_path = socket_path
         self.member = member
         self.pid: int | None = None
-        self.restarts = 0
-        self._first_start = secrets.token_hex(START_BYTES)
+        first, _, count = (start or f"{secrets.token_hex(START_BYTES)}.0").rpartition(".")
+        self._first_start, self.restarts = first, int(count)
         self.failed: TrainerFailed | None = None
         self._crash_report = crash_report
         self._tell = tell
         self._give_up = give_up
         self._output = output
         self._ready = ready
-        self._hosts, self._start = hosts, start
+        self._hosts = hosts
         if hosts is not None:
             hosts.fail = self.fail
         counted = any(COUNT_PLACEHOLDER in each for each in command)
         self.gpus = GpuWatch(max(gpus_min, int(counted)), show_gpus)
+        self._needs: list[Need] = [self.gpus, *([] if hosts is None else [hosts])]
         self._scope = trio.CancelScope()
         self._life = _Life()
         self._retry = Pulse()
@@ -151,13 +166,12 @@ class TrainerSupervisor:
     def idle(self) -> bool:
         """No process runs, and none will until somebody mends something."""
         given_up = self.failed is not None and self.failed.remedy is Remedy.NONE
-        waits = self.gpus.why_waiting or (self._hosts is not None and self._hosts.why_waiting)
-        return given_up or bool(waits)
+        return given_up or any(each.why_waiting for each in self._needs)
 
     @property
     def start(self) -> str:
         """Tells this start of the command from all others."""
-        return f"{self._first_start}.{self.restarts}" if self._start is None else self._start
+        return f"{self._first_start}.{self.restarts}"
 
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
@@ -221,13 +235,14 @@ class TrainerSupervisor:
             with self._scope:
                 if self._ready is not None:
                     await self._ready.wait()
-                await self.gpus.enough()
+                for need in self._needs:
+                    await need.enough()
                 kills = memory_kills()
                 status = await self._run_once(first=False)
                 if status == 0 and self._life.verdict is None:
                     return None
                 return await self._why(status, kernel_killed=memory_kills() > kills)
-            return Failure(FailureKind.CRASH, "it was stopped")
+            return Failure(FailureKind.CRASH, STOPPED)
         finally:
             self._ended.set()
 
@@ -238,9 +253,8 @@ class TrainerSupervisor:
             kills = memory_kills()
             self.failed = None
             life = self._life = _Life()
-            await self.gpus.enough()
-            if self._hosts is not None:
-                await self._hosts.enough()
+            for need in self._needs:
+                await need.enough()
             status = await self._run_once(first=self.restarts == 0)
             if status == 0 and life.verdict is None and not life.renewal:
                 return
@@ -297,18 +311,19 @@ class TrainerSupervisor:
                 life.renewal = life.renewal or await change()
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(wait_for, self.gpus.change)
-            if self._hosts is not None:
-                nursery.start_soon(wait_for, self._hosts.change)
+            for need in self._needs:
+                nursery.start_soon(wait_for, need.change)
         life.scope.cancel()
 
     async def _run_once(self, *, first: bool) -> int:
         pipe = None if self._output is None else OutputPipe(self._output)
         write_end = None if pipe is None else pipe.write_end
-        command = self.gpus.filled(self.command)
+        command: Sequence[str] = self.command
+        for need in self._needs:
+            command = need.filled(command)
         try:
             process = await trio.lowlevel.open_process(
-                command if self._hosts is None else self._hosts.filled(command),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
