@@ -18,7 +18,8 @@ from attrs import frozen
 from benchmarks.grounds import why_no_switch
 from benchmarks.namespaces import missing_tool, why_none
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# The first one that is there. The shell has no part for a screen, and takes half the processor.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SKIPPED = "this machine: "  # what the reason of each such skip begins with
 
 

@@ -117,9 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--into", type=Path, default=PICTURES)
     arguments = parser.parse_args()
-    chromium = shutil.which("chromium")
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("chromium is not installed: install it with `make packages`")
+        raise SystemExit("Chromium is not installed: install it with `make packages`")
     arguments.into.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"

@@ -53,7 +53,7 @@ def training_run(folder: Path) -> Iterator[Fleet]:
     with Fleet(folder, strict=False) as made:
         made.start_master(spec(contributors=2), http=f"{own_host()}:29780")
         for rank, name in enumerate(MEMBERS):
-            script = ("--rank", str(rank), "--pause", "0.02", "--figures")
+            script = ("--rank", str(rank), "--pause", "0.05", "--figures")
             made.join(name, *script, founder=rank == 0)
             made.until(partial(_in_sync, MEMBERS[: rank + 1]), f"{name} is in sync")
         made.until_committed(2)

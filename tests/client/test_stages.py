@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +164,10 @@ def renamed() -> nn.Module:
     return nn.ModuleDict({"blocks": nn.Linear(2, 2)})
 
 
+def in_16_bits() -> nn.Module:
+    return Net(1).to(torch.bfloat16)
+
+
 def of_another_shape() -> nn.Module:
     stage = Net(2)
     stage.head.bias = nn.Parameter(torch.zeros(6))
@@ -183,20 +187,25 @@ def untied() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"),
+    ("make", "words"),
     [
-        (renamed(), r"'blocks\.weight' of this stage is not in the whole model"),
-        (Net(1).to(torch.bfloat16), r"'layers\.1\.weight' .* in bfloat16, and .* in float32"),
-        (of_another_shape(), r"'head\.bias' .* parameter of \(6,\) .* parameter of \(5,\)"),
-        (tied_otherwise(), r"'layers\.2\.weight' is tied otherwise in this stage"),
-        (untied(), r"'head\.weight' is tied otherwise in this stage"),
-        (whole(), "is on the meta device and has no values"),
+        (renamed, r"'blocks\.weight' of this stage is not in the whole model"),
+        (
+            in_16_bits,
+            r"'layers\.1\.weight' .* in bfloat16, and .* in float32",
+        ),
+        (of_another_shape, r"'head\.bias' .* parameter of \(6,\) .* parameter of \(5,\)"),
+        (tied_otherwise, r"'layers\.2\.weight' is tied otherwise in this stage"),
+        (untied, r"'head\.weight' is tied otherwise in this stage"),
+        (whole, "is on the meta device and has no values"),
     ],
     ids=["renamed", "dtype", "shape", "tied", "untied", "meta"],
 )
-def test_a_stage_that_is_none_of_the_whole_is_refused(stage: nn.Module, words: str) -> None:
+def test_a_stage_that_is_none_of_the_whole_is_refused(
+    make: Callable[[], nn.Module], words: str
+) -> None:
     with pytest.raises(ModelError, match=words):
-        find_shared(stage, whole())
+        find_shared(make(), whole())
 
 
 def test_a_process_alone_must_hold_all_stages() -> None:

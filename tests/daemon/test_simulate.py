@@ -68,7 +68,7 @@ def test_a_violation_is_printed_with_the_fault_that_shows_it_and_a_command_that_
     )
     monkeypatch.setattr(MeanFactors, "of", patched)
     many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
-    seed = what_shows(53, lambda seed: broken_by(Scenario.of(seed)), many, record_property)
+    seed = what_shows(63, lambda seed: broken_by(Scenario.of(seed)), many, record_property)
     said = say("--start", str(seed), "--seeds", "1", "--jobs", "1")
     assert said.exit_code == ExitCode.VIOLATION
     assert f"seed {seed} violated an invariant: " in said.output

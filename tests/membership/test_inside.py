@@ -136,8 +136,8 @@ def second_micro_batch(
 
 SHAPES = [
     pytest.param((4, 256, 1_000), (8, 256), id="small"),
-    pytest.param((2, 768, 50_257), (2, 1_024), id="many words"),
-    pytest.param((3, 2_048, 32_000), (1, 2_048), id="wide"),
+    pytest.param((2, 768, 50_257), (2, 1_024), id="many words", marks=pytest.mark.nightly),
+    pytest.param((3, 2_048, 32_000), (1, 2_048), id="wide", marks=pytest.mark.nightly),
 ]
 
 
@@ -177,7 +177,7 @@ def ranks_that_answer_nothing(count: int) -> Iterator[DeviceMesh]:
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(
-    ("size", "batch"), [pytest.param((8, 512, 1_000), (1, 64), id="gathered"), SHAPES[2]]
+    ("size", "batch"), [pytest.param((4, 512, 1_000), (1, 64), id="gathered"), SHAPES[2]]
 )
 def test_a_shard_takes_what_is_predicted(
     size: tuple[int, int, int], batch: tuple[int, int], recomputed: bool
@@ -197,7 +197,10 @@ def test_a_shard_takes_what_is_predicted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_flight", [1, 2, 4])
+@pytest.mark.parametrize(
+    "in_flight",
+    [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(4, marks=pytest.mark.nightly)],
+)
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_stage_takes_what_is_predicted(in_flight: int, recomputed: bool) -> None:
     """The first stages of a pipeline: layers only, as many micro-batches as it has in flight."""

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -120,6 +119,9 @@ class Pipeline:
         elif kind == "pipe-ddp":
             group = mesh["copies"].get_group()
             self.module = nn.parallel.DistributedDataParallel(self.stage, process_group=group)
+        # Imports torch's compiler; tests that import this file do not need it.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
         stage = PipelineStage(self.module, number, STAGES, torch.device("cpu"), group=self.group)
         kinds = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
         self.schedule = kinds[schedule](stage, MICROBATCHES, loss_fn=error_of)

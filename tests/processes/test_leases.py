@@ -20,7 +20,7 @@ from tests.processes.harness import (
 
 pytestmark = pytest.mark.slow
 
-SAMPLES, SHARDS = 2_003, 31
+SAMPLES, SHARDS = 1_201, 19
 EPOCHS = 2
 PEERS = ("alder", "birch", "cedar")  # each with counters of its own
 SCRIPT = (sys.executable, str(Path(leases_trainer.__file__)))

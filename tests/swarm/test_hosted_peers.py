@@ -31,7 +31,7 @@ ROUNDS = 4
 HARMS = 6
 SEEDS_MAX = 30
 AGAIN_S = 10.0  # for a command to start again
-BACK_S = 300.0  # for all to be as before
+BACK_S = 60.0  # for all to be as before
 
 BUGS = Bugs()
 bug = BUGS.named
