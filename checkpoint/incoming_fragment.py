@@ -66,10 +66,6 @@ class IncomingFragment:
     def digest(self, index: int) -> bytes:
         return self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
 
-    def wanted(self) -> set[bytes]:
-        """Return the digests of all its blocks."""
-        return {self.digest(index) for index in range(len(self._fragment.places))}
-
     def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
         """Take one block. Unless ``in_place``, ``data`` must not change any more.
 

@@ -32,7 +32,6 @@ from ..protocol.network.lane import FrameHeader, FrameKind
 from .blocks import DIGEST_BYTES, FragmentArrays
 from .donor_view import DonorView, Item, owed_since
 from .incoming_fragment import Find, IncomingFragment
-from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
 from .state_transfer import FetchFailedError, FetchReport
 
@@ -57,7 +56,6 @@ class Joiner:
     """Fetches fragments of the state, several at once if needed.
 
     Args:
-      partial_copies: stores blocks of a long fetch, in case this process ends before it is done.
       on_disk: returns a version from a checkpoint on this machine, checked, with its blocks'
         digests; called in a thread.
     """
@@ -65,12 +63,9 @@ class Joiner:
     state: SharedState
     hub: LinkHub
     network: Network
-    partial_copies: PartialCopies | None = field(default=None, kw_only=True)
     on_disk: Callable[[m.FragmentHead], tuple[FragmentArrays, bytes] | None] = field(
         default=lambda _head: None, kw_only=True
     )
-    # Blocks that come later go to ``partial_copies``, too.
-    keep_from_s: float = field(default=math.inf, init=False)
     _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
     _turns: dict[int, trio.Lock] = field(factory=dict, init=False)
 
@@ -99,10 +94,6 @@ class Joiner:
         the next fetch.
         """
         fragment = order.head.fragment
-        if self.partial_copies is not None:
-            self.keep_from_s = min(
-                self.keep_from_s, trio.current_time() + self.partial_copies.after_s
-            )
         async with self._turns.setdefault(fragment, trio.Lock()):
             fetch = self._fetches[fragment] = _Fetch(self, order, progress)
             try:
@@ -110,13 +101,6 @@ class Joiner:
             finally:
                 del self._fetches[fragment]
                 self.next_turn()
-
-    async def clear_partial(self) -> None:
-        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing."""
-        self.keep_from_s = math.inf
-        await self.network.run_sync(self.state.forget_kept)
-        if self.partial_copies is not None:
-            await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
         """Return whether a fetch may ask this donor: no earlier fetch has blocks to ask it for.
@@ -157,7 +141,6 @@ class _Fetch:
         self._rooms: list[memoryview] = []
         # Blocks that have not come yet; used on the event loop only.
         self._awaited: set[int] = set()
-        self._partial_copy: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
         self._arrived = _Arrived()
         self._bad: list[str] = []
@@ -207,12 +190,6 @@ class _Fetch:
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
-        if (
-            new
-            and self._partial_copy is not None
-            and self._loop.now_s() >= self._joiner.keep_from_s
-        ):
-            self._partial_copy.put(incoming.digest(header.index), payload)
         if incoming.in_place:
             self._rooms.append(payload)
         size_bytes = len(payload) if new else 0
@@ -423,13 +400,7 @@ class _Fetch:
 
     def _begin_sync(self, digests: bytes, find: Find | None) -> None:
         # Assigned here, in the thread: a caller that is cancelled meanwhile must still abandon it.
-        if self._joiner.partial_copies is None or find is not None:
-            self._incoming = self._joiner.state.begin(self._head, digests, find)
-            return
-        copy = self._joiner.partial_copies.fragment(self._head.fragment)
-        self._incoming = self._joiner.state.begin(self._head, digests, copy.find)
-        copy.drop_unless(self._incoming.wanted())
-        self._partial_copy = copy
+        self._incoming = self._joiner.state.begin(self._head, digests, find)
 
     def _complete(self) -> bool:
         """Return whether all blocks are here; if so, end the donors' tasks."""

@@ -117,7 +117,7 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
 
 def check_state(state: Path, needs: CheckAnswer | None, *, shared: bool) -> Iterator[Finding]:
     """Check that the state folder (or that of all, if ``shared``) is private, writable and unused,
-    and that its disk is a persistent one with room for checkpoints and a partial copy.
+    and that its disk is a persistent one with room for checkpoints.
     """
     folder = _existing(state)
     exists = folder == state.absolute()
@@ -200,8 +200,8 @@ def _check_permissions(state: Path) -> Iterator[Finding]:
 def _check_disk(folder: Path, needs: CheckAnswer | None, error: OSError | None) -> Finding:
     wanted = DISK_LEFT_BYTES
     if needs is not None:
-        # The retained checkpoints, one being written, and the blocks of a partial copy.
-        wanted += (needs.checkpoint_count + 2) * needs.checkpoint_bytes
+        # The retained checkpoints, and one being written.
+        wanted += (needs.checkpoint_count + 1) * needs.checkpoint_bytes
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     text = f"{format_gib(free)} free in {folder}, {format_gib(wanted)} needed"

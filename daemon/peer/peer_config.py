@@ -39,11 +39,9 @@ class PeerConfig:
     local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
     credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
-    partial: Path | None = None  # folder for partial copies; None: none are kept
     versions: Path | None = None  # folder for versions and results that wait; None: memory
     memory_bytes: int | None = None  # of this machine; None: no state is too large
     disk_quota: DiskQuota | None = None  # for checkpoints on this disk; None: no limit
-    partial_bytes: int | None = None  # for partial copies; None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
 
 

@@ -314,7 +314,7 @@ class PeerService(WiredPeer):
             self.ports.need()
         self.perform(self.replica.take_view(message))
         if self.replica.trainer.in_sync:
-            self.state_service.clear_partial()
+            self.state_service.forget_kept()
         self.checkpointer.check()
 
     def _new_spec(self, message: m.NewSpec) -> None:

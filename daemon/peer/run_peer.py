@@ -44,7 +44,6 @@ from .trainer.failures import Failure
 from .trainer.supervisor import TrainerEnd, TrainerSupervisor
 from .trainer_service import format_failure
 
-PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
 SHOWN_S = 0.5  # between two states of the living line
@@ -138,19 +137,14 @@ class Peer:
                     ready=self.bridge.listening,
                     hosts=None if self._hosting is None else self._hosting.places,
                 )
-            quota, used_bytes = options.disk_quota, 0
-            if quota is not None and isinstance(place, FolderStore):
-                used_bytes = sum(map(place.size_bytes, place.names()))
             config = options.config(
                 credentials,
                 always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
-                partial=options.state / PARTIAL_FOLDER,
                 versions=options.state,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 # Checkpoints count only if they are on this machine's disk.
-                disk_quota=quota if isinstance(place, FolderStore) else None,
-                partial_bytes=None if quota is None else quota.left_bytes(used_bytes),
+                disk_quota=options.disk_quota if isinstance(place, FolderStore) else None,
             )
             self.service = PeerService(config, network, self.bridge, checkpoints=place)
             self._status = StatusSource(options, self.service, self.bridge, self.supervisor)

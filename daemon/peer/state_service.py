@@ -23,7 +23,6 @@ from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
 from ...checkpoint.donor import Donor
 from ...checkpoint.joiner import Joiner
-from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
@@ -102,17 +101,7 @@ class StateService:
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
         self._donor = Donor(self.state, self._hub, self._peer.network)
-        if self._joiner is not None and self._joiner.partial_copies is not None:
-            self._joiner.partial_copies.close()
-        folder, limit_bytes = self._peer.config.partial, self._peer.config.partial_bytes
-        partial_copies = None if folder is None else PartialCopies(folder, limit_bytes=limit_bytes)
-        self._joiner = Joiner(
-            self.state,
-            self._hub,
-            self._peer.network,
-            partial_copies=partial_copies,
-            on_disk=self._on_disk,
-        )
+        self._joiner = Joiner(self.state, self._hub, self._peer.network, on_disk=self._on_disk)
         self._peer.start(self._donate, self._donor, self._donor_scope)
         return True
 
@@ -303,11 +292,11 @@ class StateService:
             scope.cancel()
         self._progress.pop(fragment, None)
 
-    def clear_partial(self) -> None:
-        """Delete partial copies: this peer is in sync, so nothing needs them."""
-        if self._copying and self._joiner is not None:
+    def forget_kept(self) -> None:
+        """Forget what fetches may find here: this peer is in sync, so nothing is missing."""
+        if self._copying and self.known_state is not None:
             self._copying, self.kept = False, []
-            self._peer.start(self._joiner.clear_partial)
+            self._peer.start(self._peer.network.run_sync, self.known_state.forget_kept)
 
     def copies(self) -> tuple[m.CopyProgress, ...]:
         committed = Counter(

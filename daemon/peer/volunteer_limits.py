@@ -100,7 +100,7 @@ class VolunteerLimits:
 
 @frozen
 class DiskQuota:
-    """A limit for checkpoints and partial copies on this machine's disk."""
+    """A limit for checkpoints on this machine's disk."""
 
     disk_bytes: int
 
@@ -119,7 +119,3 @@ class DiskQuota:
     def keep_count(self, wanted: int, checkpoint_bytes: int) -> int:
         """Return how many checkpoints may stay beside the one that is being written."""
         return max(1, min(wanted, self.disk_bytes // max(1, checkpoint_bytes) - 1))
-
-    def left_bytes(self, used_bytes: int) -> int:
-        """Return the bytes left for partial copies."""
-        return max(0, self.disk_bytes - used_bytes)

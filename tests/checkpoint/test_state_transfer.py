@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -22,7 +19,6 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import blocks
 from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
-from holdfast.checkpoint.partial_copy import PartialCopies
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter, Sink
@@ -790,60 +786,3 @@ def test_the_same_state_or_an_error_that_names_the_liars(
                     assert target._open_transfer(0) is None
 
     run_virtually(main, seed=0)
-
-
-@pytest.mark.fault("a machine loses its power in the middle of a copy")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    lives=st.lists(
-        st.tuples(
-            st.lists(st.one_of(st.just(Faults()), some_faults), min_size=1, max_size=4),
-            st.sampled_from([0.05, 1.0, 3.0, 30.0]),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    seed=st.integers(0, 2**32),
-)
-def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
-    lives: list[tuple[list[Faults], float]], seed: int
-) -> None:
-    """Each life has other donors and ends after so many seconds; the last one's donor is good."""
-    source = trained()
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
-    came: set[int] = set()
-
-    async def live(number: int, donors: list[Faults], seconds: float) -> None:
-        target = make_state()
-        if number == len(lives):
-            event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
-        async with a_world(target, seed + number) as world:
-            partial_copies = PartialCopies(folder / "partial", after_s=0.0)
-            world.joiner = Joiner(target, world.hub, world.network, partial_copies=partial_copies)
-            await world.add_donors(source, *donors)
-            with trio.move_on_after(seconds):
-                outcome = await outcome_of(world, source.heads()[0])
-                if isinstance(outcome, FetchReport):
-                    assert content(target) == content(source)
-                    assert target.heads() == source.heads()
-            if number == len(lives):
-                served = [block for each in world.served.values() for block in each]
-                assert target.heads() == source.heads()
-                assert not came & set(served), "what is on disk is not fetched again"
-            came.update(
-                block
-                for block in EVERY_BLOCK
-                if partial_copies.fragment(0).find(
-                    source.index(0, 2)[32 * block : 32 * (block + 1)]
-                )
-            )
-        partial_copies.close()
-
-    async def main() -> None:
-        for number, (donors, seconds) in enumerate([*lives, ([Faults()], 600.0)]):
-            await live(number, donors, seconds)
-
-    try:
-        run_virtually(main, seed=0)
-    finally:
-        shutil.rmtree(folder)

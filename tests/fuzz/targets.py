@@ -32,7 +32,6 @@ from holdfast.checkpoint.checkpoints import (
     CheckpointError,
     open_checkpoint,
 )
-from holdfast.checkpoint.partial_copy import FragmentPartialCopy
 from holdfast.checkpoint.tensor_file import (
     TensorFileError,
     encode_header,
@@ -378,36 +377,6 @@ def _checkpoints() -> list[bytes]:
     return [bytes(header) + bytes(8), b'{"format": 1, "run_id": "", "heads": []}']
 
 
-def partial_copy(data: bytes) -> None:
-    """Read the blocks of a partial copy on this machine's disk."""
-    with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
-        path = Path(folder, "0.blocks")
-        path.write_bytes(data)
-        kept = FragmentPartialCopy(path)
-        try:
-            kept.put(blake3(b"more").digest(), b"more")
-            assert kept.find(blake3(b"more").digest()) == b"more"
-            found = kept.find(data[:32])
-            assert found is None or blake3(found).digest() == data[:32]
-        finally:
-            kept.close()
-
-
-@cache
-def _scratch() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-def _partial_copies() -> list[bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "0.blocks")
-        kept = FragmentPartialCopy(path)
-        for each in (b"one", b"two" * 20):
-            kept.put(blake3(each).digest(), each)
-        kept.close()
-        return [path.read_bytes()]
-
-
 def _of(*seeds: bytes) -> Callable[[], Sequence[bytes]]:
     return lambda: seeds
 
@@ -435,6 +404,5 @@ TARGETS: dict[str, Target] = {
         journal, lambda: [msgpack.packb({"paused": True}), msgpack.packb({"fragment": 1})]
     ),
     "checkpoint": Target(checkpoint, _checkpoints),
-    "partial_copy": Target(partial_copy, _partial_copies),
     "conversation": Target(talk, _of(bytes(range(200)), bytes([2, 0, 7, 9] * 60)), 400),
 }

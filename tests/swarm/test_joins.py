@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import trio
 
@@ -104,6 +105,16 @@ async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> N
         # Of what was on its way each of the three may have sent a few blocks twice.
         assert STATE_BYTES <= received_bytes(swarm) < 1.2 * STATE_BYTES
         swarm.check_final(["a", "b", "late"])
+
+
+async def test_blocks_of_a_copy_that_was_given_up_are_forgotten_when_nothing_is_missing() -> None:
+    async with a_copy() as swarm:
+        state = swarm.peers["late"].service.state
+        assert state is not None
+        state._fragments[0].kept[b"a digest"] = np.zeros(9, np.uint8)
+        await swarm.until(lambda: is_in_sync(swarm), within_s=20)
+        await trio.sleep(1)
+        assert not state._fragments[0].kept
 
 
 @pytest.mark.parametrize("ticks", [3, 4, 5])
