@@ -40,6 +40,7 @@ from holdfast.collectives.reduction_context import ReductionContext
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
+from holdfast.protocol.errors import PeerLostError
 from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
 
 VALUE_BYTES = 4  # float32
@@ -122,11 +123,16 @@ class AllreduceBench:
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
         context = ReductionContext(order, hub.me, size, hub, self.values, None)
-        result = await Reduction(context, network).run()
-        took_s = trio.current_time() - started_s
-        cpu_s = time.process_time() - cpu_before_s
-        error = self._error(result)
-        first = await exchange({"s": took_s, "digest": result.digest.hex()})
+        send, receive = trio.open_memory_channel[ReduceResult](1)
+        reduction = Reduction(context, network, on_lost=_refuse)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reduction.serve, send.send_nowait)
+            result = await receive.receive()
+            took_s = trio.current_time() - started_s
+            cpu_s = time.process_time() - cpu_before_s
+            error = self._error(result)
+            first = await exchange({"s": took_s, "digest": result.digest.hex()})
+            nursery.cancel_scope.cancel()
         sent = hub.sent_bytes - before
         second = await exchange({"sent_bytes": sent, "error": error, "cpu_s": cpu_s})
         if len({each["digest"] for each in first}) != 1:
@@ -183,6 +189,10 @@ class AllreduceBench:
             "t_lb_s": estimate.bound_s if self.options.up_mbit else None,
             "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
         }
+
+
+def _refuse(error: PeerLostError) -> None:
+    raise BenchError(str(error))
 
 
 async def run_rank(options: AllreduceOptions) -> Report | None:

@@ -247,17 +247,13 @@ def _most_chunks_ahead(context: ReductionContext) -> int:
 class SendTasks:
     """One task for each ``Send``. All methods are called on the event loop.
 
-    Tasks for peers that the round depends on run in the reduction's nursery and are counted. Those
-    for other receivers run in the hub's: nothing waits for them, they may outlive it.
+    Tasks for peers that the round depends on run in the reduction's nursery. Those for other
+    receivers run in the hub's: nothing waits for them, they may outlive it.
 
     Args:
       link_wait_s: how long to wait for a link that is not up.
       on_lost: called if the receiver of a contribution has no link. A lost receiver of results is
         skipped: if this node needs anything from it, its loss is noticed there.
-      on_ended: called when a counted task ends.
-
-    Attributes:
-      unsent_count: counted tasks that have not ended.
     """
 
     _context: ReductionContext
@@ -265,8 +261,6 @@ class SendTasks:
     _nursery: trio.Nursery
     _link_wait_s: float
     _on_lost: Callable[[PeerLostError], None]
-    _on_ended: Callable[[], None]
-    unsent_count: int = field(default=0, init=False)
     _scopes: dict[str, list[trio.CancelScope]] = field(factory=dict, init=False)  # by peer
     # Those in the hub's nursery.
     _trailing: list[trio.CancelScope] = field(factory=list, init=False)
@@ -278,8 +272,7 @@ class SendTasks:
             return
         if peer in self._context.needed:
             scope = trio.CancelScope()
-            self.unsent_count += 1
-            self._nursery.start_soon(self._send_counted, scope, send)
+            self._nursery.start_soon(self._send_within, scope, send)
         else:
             task = partial(self._send, send)
             scope = self._context.hub.start_trailing(peer, self._context.order.round, task)
@@ -296,13 +289,9 @@ class SendTasks:
         for scope in self._trailing:
             scope.cancel()
 
-    async def _send_counted(self, scope: trio.CancelScope, send: Send) -> None:
-        try:
-            with scope:
-                await self._send(send)
-        finally:
-            self.unsent_count -= 1
-            self._on_ended()
+    async def _send_within(self, scope: trio.CancelScope, send: Send) -> None:
+        with scope:
+            await self._send(send)
 
     async def _send(self, send: Send) -> None:
         try:

@@ -50,7 +50,6 @@ from ..protocol.errors import (
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
-from ..protocol.pulse import Pulse
 from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .chunk_adder import ChunkAdder, ThreadEntry
@@ -109,7 +108,7 @@ class _Running:
 class Reduction:
     """The life of a reduction on one node: start, flush, repair, finish or fail.
 
-    See ``run`` and ``serve``. All methods are called on the event loop.
+    All methods are called on the event loop.
 
     Args:
       context: the order, and this node's input.
@@ -117,7 +116,7 @@ class Reduction:
         are compared with it, for statistics. Only read; None if they are not to be.
       link_wait_s: how long to wait for a link that is not up.
       on_lost: called for a peer that is lost while it owes this node something, once per attempt;
-        the reduction then waits for ``flush`` and ``repair``. If None, the loss ends the reduction.
+        the reduction then waits for ``flush`` and ``repair``.
 
     Attributes:
       attempt: the number of the order or of the last repair.
@@ -128,16 +127,16 @@ class Reduction:
         context: ReductionContext,
         network: Network,
         *,
+        on_lost: OnLost,
         momentum: Values | None = None,
         link_wait_s: float = LINK_WAIT_S,
-        on_lost: OnLost | None = None,
     ) -> None:
         self.attempt = context.order.attempt
         self._context = context
         self._hub = context.hub
         self._network = network
         self._link_wait_s = link_wait_s
-        self._on_lost = on_lost
+        self._on_lost: OnLost = on_lost
         self._sender = ChunkSender(context)
         self._adder = ChunkAdder(context, self._sender, momentum)
 
@@ -147,7 +146,6 @@ class Reduction:
         self._workers = 0
         self._complete = not context.layout.cuts
         self._reported_attempt = -1
-        self._changed = Pulse()
         self._error: HoldfastError | None = None
         self._scope = trio.CancelScope()
         self._whole: Callable[[ReduceResult], None] = _ignore
@@ -160,19 +158,19 @@ class Reduction:
 
     # ------------------------------------------------------------ start and end
 
-    async def run(self) -> ReduceResult:
-        """Reduce; every receiver that returns has the same bits.
+    async def serve(self, whole: Callable[[ReduceResult], None]) -> None:
+        """Reduce, and stay until cancelled, ready to ``flush`` and ``repair``. Call it once.
 
-        Each chunk is averaged once, by its owner, and the owner's encoded bytes are what every
-        receiver decodes, the owner too. An owner's own contribution also passes through the codec,
-        so every attempt adds the same numbers, whichever peer owns the chunk.
+        Every receiver ends with the same bits: each chunk is averaged once, by its owner, and the
+        owner's encoded bytes are what every receiver decodes, the owner too. An owner's own
+        contribution also passes through the codec, so every attempt adds the same numbers,
+        whichever peer owns the chunk.
 
-        Returns when this node's result is whole and all peers that the round depends on were given
-        theirs; receivers that only listen are never waited for. Call it, or ``serve``, once.
+        Args:
+          whole: called when the result is whole, and again after each repair when it is (still)
+            whole under that attempt.
 
         Raises:
-          PeerLostError: a contributor or owner is gone, or its link did not come up in time; not
-            if there is an ``on_lost``.
           BadContributionError: a peer (this node, too) sent what must not be added or applied.
           RemoteProtocolError: this attempt, or a later one of its round, ran here before.
 
@@ -183,20 +181,6 @@ class Reduction:
           ``AHEAD_MIN`` chunks of each if that is more, and the chunks that threads work on.
 
         Cancellation: safe at any point; the input is untouched, and not used afterwards.
-        """
-        results: list[ReduceResult] = []
-        await self.serve(results.append, until_sent=True)
-        return results[-1]
-
-    async def serve(
-        self, whole: Callable[[ReduceResult], None], *, until_sent: bool = False
-    ) -> None:
-        """Reduce as ``run`` does, but stay until cancelled, ready to ``flush`` and ``repair``.
-
-        Args:
-          whole: called when the result is whole, and again after each repair when it is (still)
-            whole under that attempt.
-          until_sent: return as ``run`` does.
         """
         self._whole = whole
         context, complete = self._context, self._became_complete
@@ -213,12 +197,7 @@ class Reduction:
                 with self._scope:
                     async with trio.open_nursery() as nursery:
                         tasks = SendTasks(
-                            context,
-                            self._sender,
-                            nursery,
-                            self._link_wait_s,
-                            on_lost=self._lose,
-                            on_ended=self._changed.notify_all,
+                            context, self._sender, nursery, self._link_wait_s, on_lost=self._lose
                         )
                         self._running = running = _Running(nursery, keys, entry, tasks)
                         try:
@@ -227,7 +206,7 @@ class Reduction:
                                 tasks.start(send)
                             self._add_up_complete(chunks)
                             self._report_if_whole()
-                            await self._stay(tasks, until_sent=until_sent)
+                            await trio.sleep_forever()  # a repair may come when all is done
                         finally:
                             # Threads may complete chunks when the nursery is closed.
                             self._running = None
@@ -239,14 +218,6 @@ class Reduction:
             # Callbacks may refer to us; buffers must not wait until a cycle is found.
             self._on_lost = self._whole = _ignore
             self._sender.forget_reduction()
-
-    async def _stay(self, tasks: SendTasks, *, until_sent: bool) -> None:
-        """Stay until cancelled: a repair may come when nothing is left to do."""
-        if until_sent:
-            while self._reported_attempt != self.attempt or tasks.unsent_count:
-                await self._changed.wait()
-            self._scope.cancel()
-        await trio.sleep_forever()
 
     def _register(self, keys: ExitStack, entry: ThreadEntry, attempt: int) -> None:
         for kind in REDUCTION_KINDS:
@@ -289,7 +260,7 @@ class Reduction:
             self._watches.pop(peer).cancel()
         for peer in owing:
             if peer in self._losses:
-                self._report_loss(self._losses[peer])  # still lost, under this attempt
+                self._on_lost(self._losses[peer])  # still lost, under this attempt
             elif peer not in self._watches and self._running is not None:
                 scope = self._watches[peer] = trio.CancelScope()
                 self._running.nursery.start_soon(self._watch, peer, scope)
@@ -311,12 +282,6 @@ class Reduction:
     def _lose(self, error: PeerLostError) -> None:
         if error.peer not in self._losses and not self._context.tracker.is_shut_out(error.peer):
             self._losses[error.peer] = error
-            self._report_loss(error)
-
-    def _report_loss(self, error: PeerLostError) -> None:
-        if self._on_lost is None:
-            self._fail(error)
-        else:
             self._on_lost(error)
 
     def flush(self, lost: Collection[str]) -> bytes:
@@ -407,7 +372,6 @@ class Reduction:
         if attempt == self.attempt != self._reported_attempt:
             self._reported_attempt = attempt
             self._whole(result)
-            self._changed.notify_all()
 
     def move_result(self, folder: Path, *, to_send: bool) -> None:
         """Move the result, which is whole, out of memory into a file if it is large. Heavy.

@@ -58,9 +58,32 @@ def reduction_at(
 ) -> Reduction:
     """Make a node's part in a reduction, of its own values and counters unless others are given."""
     given = arrays or (node.values, node.counters)
-    shown = {name: more.pop(name) for name in ("momentum", "on_lost") if name in more}
+    momentum, on_lost = more.pop("momentum", None), more.pop("on_lost", lambda _error: None)
     context = ReductionContext(order, node.peer, size, node.hub, *given, **more)
-    return Reduction(context, node.network, **shown)
+    return Reduction(context, node.network, momentum=momentum, on_lost=on_lost)
+
+
+async def run(reduction: Reduction) -> ReduceResult:
+    """Reduce until the result is whole and all that the round needs is sent; a loss ends it."""
+    results: list[ReduceResult] = []
+    failure: HoldfastError | None = None
+    reduction._on_lost = reduction._fail
+
+    async def end() -> None:
+        while not results or (reduction._running and reduction._running.nursery.child_tasks):
+            await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end)
+        try:
+            await reduction.serve(results.append)
+        except HoldfastError as error:
+            failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return results[-1]
 
 
 class Swarm:
@@ -143,7 +166,7 @@ class Swarm:
             )
             node.encoded_input = reduction.encoded_input
             try:
-                node.result = await reduction.run()
+                node.result = await run(reduction)
             except (PeerLostError, BadContributionError) as error:
                 node.error = error
 

@@ -42,6 +42,7 @@ from tests.collectives.swarm import (
     make_order,
     plain,
     reduction_at,
+    run,
     settled,
 )
 
@@ -107,7 +108,7 @@ async def test_many_rounds_at_once_over_the_same_links() -> None:
             # Nodes hear of the rounds in different orders.
             await trio.sleep(random.Random(node.number * 100 + round_).random())
             order = swarm.order(size, everyone, round_=round_)
-            results.append(await reduction_at(node, order, size).run())
+            results.append(await run(reduction_at(node, order, size)))
 
         async with trio.open_nursery() as reductions:
             for node in swarm.nodes:

@@ -18,7 +18,7 @@ from holdfast.membership.master.rounds.outer_momentum import outer_motion
 from holdfast.membership.spec.spec import DilocoTable
 from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at, run
 
 SIZE = FragmentSize(3_000, 2_500, 1)
 
@@ -28,7 +28,7 @@ async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[Tot
     reports, results = [], []
 
     async def reduce(node: Node) -> None:
-        result = await reduction_at(node, order, SIZE, momentum=momentum).run()
+        result = await run(reduction_at(node, order, SIZE, momentum=momentum))
         reports.append((result.norm_sums, result.momentum_square))
         results.append(result.values)
 

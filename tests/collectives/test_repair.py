@@ -29,7 +29,7 @@ from holdfast.protocol.errors import BadContributionError, PeerLostError, Remote
 from holdfast.protocol.network.lane import FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
-from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, reduction_at, settled
+from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, reduction_at, run, settled
 
 SIZE = m.FragmentSize(2_000, 0, 1)
 CHUNK = 200
@@ -139,9 +139,9 @@ class Round:
         """
         names = [c.peer for c in self.order.contributors]
         sets: list[list[int]] = []
-        for run in result.manifest:
-            inside = [at for at in range(len(names)) if run.contributors[0] >> at & 1]
-            sets += [inside] * run.chunk_count
+        for each in result.manifest:
+            inside = [at for at in range(len(names)) if each.contributors[0] >> at & 1]
+            sets += [inside] * each.chunk_count
         sets = sets or [list(range(len(names)))] * len(self.owners)
         assert len(sets) == len(self.owners)
         cuts = ChunkLayout.of(self.order.plan, self.size).cuts
@@ -481,9 +481,9 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
 
         monkeypatch.setattr(owner.hub, "stop_trailing", bring)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(at_owner.run)
+            nursery.start_soon(run, at_owner)
             with trio.fail_after(60):
-                result = await begun_at(listener).run()
+                result = await run(begun_at(listener))
         assert (result.values == 1).all()
 
 

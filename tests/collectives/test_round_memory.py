@@ -21,7 +21,7 @@ from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.send_queue import Load
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.protocol.messages import FragmentSize
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at, run
 
 SIZE = FragmentSize(40_000, 0, 1)
 CHUNK = 1_000
@@ -65,7 +65,7 @@ class Rounds:
         self.inputs[node.peer] = mine.encoded_input
         if self.keeps:
             self.reductions[node.peer] = mine
-        self.results[node.peer] = await mine.run()
+        self.results[node.peer] = await run(mine)
         sender, own = mine._sender, [cut.owner == node.peer for cut in self.layout.cuts]
         self.loads[node.peer] = [
             sender.result_load(own.index(True), 1),
