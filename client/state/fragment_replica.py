@@ -36,10 +36,10 @@ import torch
 from numpy.typing import NDArray
 
 from ...diloco.fragments import BUFFER, COUNTER, PARAMETER
+from ...diloco.merge import merged
 from ...protocol.arena import FOUNDING_VERSION, Arena, NotWholeError
 from .box_views import BoxViews
 from .copier import CudaCopier, Result, Transfer, WorkBeside
-from .host_merge import Piece, merge_pieces, merged_tensor, pieces_of
 from .tensors import SharedTensor
 
 # Of a parameter that two ranks have, so many values are compared; what the copies have trained is
@@ -51,6 +51,7 @@ Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
 Awaited = Transfer | WorkBeside[object]
+TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Operation = Generator[Awaited, None, None]
 
 # The daemon refuses weights that are not finite, and masks of infinities are handled below.
@@ -202,10 +203,8 @@ class FragmentReplica:
             self._compare_copies()
         if contributed and self._snapshot is None:
             self.load()  # nothing was trained since the post
-        elif self._defers:
-            self._begin(self._merge(contributed=contributed))
         else:
-            self._merge_here(contributed=contributed)
+            self._begin(self._merge(contributed=contributed))
 
     def _compare_copies(self) -> None:
         """Warn of a parameter of which another rank posted a copy that was trained otherwise.
@@ -275,31 +274,6 @@ class FragmentReplica:
                 if self._is_written(tensor):
                     count[...] = counter
 
-    def _merge_here(self, *, contributed: bool) -> None:
-        """Merge as ``_merge`` does, at once and in pieces: all tensors are in host memory."""
-        pieces: list[Piece] = []
-        for number, ((tensor, place), source) in enumerate(
-            zip(self._floating, self._shared_views.values, strict=True)
-        ):
-            base = torch.from_numpy(self._anchor[place])
-            if contributed:
-                assert self._snapshot is not None
-                base = self._snapshot[number]
-            pieces += pieces_of(tensor, source, self._anchor[place], base)
-        while True:
-            version = merge_pieces(pieces, self._read)
-            counters: Counters = np.empty(
-                sum(tensor.count for tensor, _ in self._integer), np.int64
-            )
-            self.version = self._read(partial(self._copy_counters, counters))
-            if version in (None, self.version):
-                break
-        for tensor, place in self._integer:
-            count = torch.from_numpy(counters[place])
-            tensor.write(torch.maximum(count, tensor.counters(copy=False)))
-        if contributed:
-            self._snapshot = None
-
     def _merge(self, *, contributed: bool) -> Operation:
         version = self.version
         # Raises NotWholeError here, where the caller expects it.
@@ -309,7 +283,10 @@ class FragmentReplica:
             while (fetched := (yield from self._beside(fetch))) is None:
                 self.version = self._read(_nothing)
         except NotWholeError:
-            self.version, self.lost = version, True
+            self.version = version
+            if not self._defers:
+                raise  # the caller waits
+            self.lost = True
             return
         theta, sent, self.version = fetched
         news = [theta[place] for _, place in self._floating]
@@ -369,7 +346,7 @@ class FragmentReplica:
         """
         roundings: list[torch.Tensor | None] = []
         for (tensor, _), target, base in zip(self._floating, targets, bases, strict=True):
-            new = merged_tensor(tensor.spec.kind, target, tensor.precise_values(), base)
+            new = _merged(tensor.spec.kind, target, tensor.precise_values(), base)
             tensor.write(new)
             roundings.append(tensor.values(copy=False) - new if tensor.low_precision else None)
         return roundings
@@ -412,6 +389,18 @@ class FragmentReplica:
 
 def _nothing() -> None:
     pass
+
+
+def _merged(
+    kind: str, target: torch.Tensor, local: torch.Tensor, base: torch.Tensor
+) -> torch.Tensor:
+    """Return ``merged(target, local, base)``, in the precision of ``local``.
+
+    Elements of a buffer that did not move get the target: the difference of two infinities is NaN.
+    """
+    # ``merged`` uses operators only, so it works on tensors as on arrays.
+    new = cast("TensorMerge", merged)(target, local, base)
+    return torch.where(local == base, target, new) if kind == BUFFER else new
 
 
 def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:

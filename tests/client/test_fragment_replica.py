@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client.state import host_merge
-from holdfast.protocol.arena import Arena
+from holdfast.protocol.arena import Arena, NotWholeError
 from tests.client.replica_bench import ReplicaBench
 
 Values = NDArray[np.float32]
@@ -72,10 +71,7 @@ def test_overlap_keeps_the_steps_taken_since_the_post_and_only_those() -> None:
 def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     dtype: torch.dtype, contributed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merge reads the shared values in pieces; the daemon may commit another version between
-    two.
-    """
-    monkeypatch.setattr(host_merge, "PIECE_COUNT", 2)
+    """The daemon may commit another version before a merge has read the shared values."""
     model = vector([1.0, 2.0, 3.0, 4.0, 5.0], dtype)
     model.register_buffer("seen", torch.tensor(3))
     model.register_buffer("mask", torch.tensor([-math.inf, 0.5]))
@@ -83,15 +79,15 @@ def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     set_to(model, [1.5, 2.5, 3.5, 4.5, 5.5])
     bench.post()
     set_to(model, [1.75, 2.75, 3.75, 4.75, 5.75])
-    read, left = Arena.read, [2]
+    read_once, left = Arena.read_once, [2]
 
-    def read_late(arena: Arena, *arguments: Any) -> int:
+    def read_late(arena: Arena, *arguments: Any) -> int | None:
         left[0] -= 1
         if left[0] == 0:
             bench.share([32.0] * 5 + [-math.inf, 8.0], [9])
-        return read(arena, *arguments)
+        return read_once(arena, *arguments)
 
-    monkeypatch.setattr(Arena, "read", read_late)
+    monkeypatch.setattr(Arena, "read_once", read_late)
     bench.commit([16.0] * 5 + [-math.inf, 0.75], [5], contributed=contributed)
     assert bench.replica.version == 2
     gained = 0.25 if contributed else 0.75
@@ -99,6 +95,29 @@ def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     assert model.get_buffer("seen").item() == 9
     assert model.get_buffer("mask").tolist() == [-math.inf, 8.0]
     assert bench.post().tolist() == [-gained] * 5 + [0.0, 0.0]
+
+
+def test_a_fragment_that_is_fetched_amid_a_merge_is_refused_and_loaded_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = vector([1.0, 2.0])
+    bench = Bench(model)
+    set_to(model, [1.5, 2.5])
+    bench.post()
+    read_once, left = Arena.read_once, [2]
+
+    def read_late(arena: Arena, *arguments: Any) -> int | None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise NotWholeError
+        return read_once(arena, *arguments)
+
+    monkeypatch.setattr(Arena, "read_once", read_late)
+    with pytest.raises(NotWholeError):
+        bench.commit([8.0, 16.0], contributed=False)
+    assert (bench.replica.version, bench.replica.lost) == (0, False)
+    bench.replica.load()
+    assert now(model) == [8.0, 16.0]
 
 
 def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:
