@@ -175,16 +175,11 @@ class LaneTasks:
 
     async def write(self) -> None:
         """Send frames until the lane retires; then end the stream in this direction."""
-        fan_out, peer = self._shared.node.fan_out, self._shared.peer
         while (taken := await self._frames.take()) is not None:
             frame = taken.load()
             if frame is not None:
                 self._frames.add_sent(taken)
-                await fan_out.enter(peer)
-                try:
-                    await self._lane.send(*frame)
-                finally:
-                    fan_out.leave(peer)
+                await self._lane.send(*frame)
             self._shared.send_queue.finish(taken, 0 if frame is None else len(frame[1]))
             del taken, frame  # an idle lane must not keep a whole result in memory
         if isinstance(self._stream, trio.abc.HalfCloseableStream):

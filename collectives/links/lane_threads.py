@@ -161,7 +161,6 @@ class LaneThreads:
 
     def _write_frames(self, first: list[TakenFrame]) -> None:
         """Send ``first``, taken out of the list, and the frames after it until there are none."""
-        fan_out, peer = self._shared.node.fan_out, self._shared.peer
         taken: TakenFrame | None = first.pop()
         while taken is not None:
             frame = taken.load()
@@ -169,36 +168,22 @@ class LaneThreads:
             if frame is not None:
                 header, payload = frame
                 self._frames.add_sent(taken)
-                fan_out.enter_in_thread(peer)
                 # Under way until it has arrived: the kernel takes megabytes at once.
                 self._frames.meter_sent(header.payload_bytes)
                 turn, piece_bytes = None, sys.maxsize
                 if taken.rank is not SendRank.ROUND:
                     turn, piece_bytes = partial(self._wait_turn, taken), TURN_BYTES
-                try:
-                    self.socket_lane.send(header, payload, turn, piece_bytes)
-                    carried_bytes = header.payload_bytes
-                finally:
-                    fan_out.leave(peer)
+                self.socket_lane.send(header, payload, turn, piece_bytes)
+                carried_bytes = header.payload_bytes
                 del header, payload, turn
             self._shared.send_queue.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             taken = self._frames.take_in_thread(LINGER_S)
 
     def _wait_turn(self, taken: TakenFrame, count: int) -> None:
-        """Wait until the next piece of a frame may go; meanwhile other destinations may send."""
-        send_queue = self._shared.send_queue
-        wait_s = send_queue.turn_wait_s(taken, count)
-        if not wait_s:
-            return
-        fan_out, peer = self._shared.node.fan_out, self._shared.peer
-        fan_out.leave(peer)
-        try:
-            while wait_s:
-                self.socket_lane.pause(wait_s)
-                wait_s = send_queue.turn_wait_s(taken, count)
-        finally:
-            fan_out.enter_in_thread(peer)
+        """Wait until the next piece of a frame may go."""
+        while wait_s := self._shared.send_queue.turn_wait_s(taken, count):
+            self.socket_lane.pause(wait_s)
 
 
 async def _run_in_lane_thread(function: Callable[[], T]) -> T:

@@ -14,7 +14,6 @@ from attrs import Factory, define, frozen
 
 from ...protocol.connection_phases import LINK, ConnectionPhase
 from .event_loop import Loop
-from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
 from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
 from .rates.line_watch import LineWatch
@@ -81,7 +80,6 @@ class SharedByLinks:
       router: finds the sink of a frame.
       download: cap on what all lanes over sockets together receive; None: no cap.
       line: learns what the line carries, and paces the lanes by it and by the cap on sending.
-      fan_out: limits the number of peers that the node sends to at once.
       send_priority: decides which frames of all links go first.
       send_backlog: decides which links get more of the line.
       sent, received: meters of what all links carry.
@@ -91,7 +89,6 @@ class SharedByLinks:
     router: FrameRouter
     download: RateLimiter | None = None
     line: LineWatch = Factory(LineWatch)
-    fan_out: FanOutLimit = Factory(FanOutLimit)
     send_priority: SendPriority = Factory(SendPriority)
     send_backlog: SendBacklog = Factory(SendBacklog)
     sent: Meter = Factory(Meter)
