@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import trio
@@ -58,12 +58,6 @@ class _Connection:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self.stream.send_stream.close()
         self.stream.receive_stream.close()
@@ -88,16 +82,13 @@ class _InMemory(UnixBridge):
         self.arenas[0].slots[NAMED_SLOT] = 2**64 - 1
         return self.arenas
 
-    async def _send_arenas(self, connection: Any, message: m.ArenaOpened) -> None:
-        await MessageStream(connection.stream).send(message)
-
     def connect(self) -> MessageStream:
         """Return a rank's end of a new connection."""
         assert self._tasks is not None
         ours, theirs = memory_stream_pair()
         connection = cast("Any", _Connection(ours))
         caller = Caller(MessageStream(ours), connection, self._own_events)
-        self._tasks.start_soon(self._serve, caller, self._tasks)
+        self._tasks.start_soon(self.serve, caller, self._tasks)
         return MessageStream(theirs)
 
 

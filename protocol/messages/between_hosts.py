@@ -57,21 +57,24 @@ class HostEnded(Message):
 
 
 @frozen
-class RankSays(Message):
-    """Both ways: a message of a rank to the daemon, or of the daemon to a rank, as it is on the
-    Unix socket. The first one of a rank is its ``TrainerHello``.
+class ProcessSays(Message):
+    """Both ways: a message of a process of the command to the daemon, or of the daemon to it, as it
+    is on the Unix socket.
+
+    ``process`` numbers the connections at the host's socket, upwards. The first message of each is
+    a ``TrainerHello`` or a ``DrawHello``.
     """
 
-    rank: int = field(validator=_rank)
+    process: int = field(validator=fields.u32)
     body: bytes
 
 
 @frozen
-class RankGone(Message):
-    """Host: the rank's connection has ended. Head: end it."""
+class ProcessGone(Message):
+    """Host: the connection has ended. Head: end it, once it has taken its messages."""
 
-    rank: int = field(validator=_rank)
-    reason: str = field(validator=fields.text)
+    process: int = field(validator=fields.u32)
+    reason: str = field(default="", validator=fields.text)
 
 
 @frozen
@@ -133,18 +136,3 @@ class BoxesTaken(Message):
     start: str = field(validator=fields.word)
     fragment: int = field(validator=_fragment)
     version: int = field(validator=fields.count)
-
-
-@frozen
-class SamplerSays(Message):
-    """Both ways: a message of a sampler's connection, as it is on the Unix socket."""
-
-    sampler: int = field(validator=fields.u32)
-    body: bytes
-
-
-@frozen
-class SamplerGone(Message):
-    """Both ways: a sampler's connection has ended, or is to be ended."""
-
-    sampler: int = field(validator=fields.u32)

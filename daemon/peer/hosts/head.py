@@ -6,7 +6,7 @@
      ├── _pump                the daemon's messages to the trainer, in order
      └── _serve_host          per host, as long as its link lives
           ├── messages to it
-          └── _serve_rank     per rank: its words, each after the boxes that it speaks of
+          └── bridge.serve    per process: its words, each after the boxes that it speaks of
 
 A message that announces a version (``RoundEnded``, ``Load``, ``Finished``) is told to the ranks
 once all hosts have their boxes of it; training goes on meanwhile.
@@ -19,6 +19,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import trio
@@ -32,14 +33,13 @@ from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NotWholeError
 from ....protocol.enrolment import Refusal, answer_newcomer
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.network.interface import Channel, Network
-from ....protocol.text import plain
 from ....protocol.trust.authority import Authority, Party
-from ..trainer.bridge import UnixBridge
+from ..trainer.bridge import Caller, UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
 from ..trainer.port import TrainerEvents
 from .boxes import BoxSource, pieces_held, receive_boxes
-from .host_peer import HostPeer
+from .host_peer import FarProcess, HostPeer
 from .site import HOST_RULES, member_info, send_messages
 
 log = logging.getLogger("holdfast.hosts")
@@ -159,11 +159,11 @@ class Head:
                     await self._nursery.start(self._serve_host, link, message)
             case _ if host is None:
                 raise RemoteProtocolError(f"a {type(message).__name__} before a HostHello")
-            case m.RankSays(rank=rank, body=body):
-                self._rank_says(host, rank, body)
-            case m.RankGone(rank=rank):
-                if (channel := host.ranks.pop(rank, None)) is not None:
-                    channel.send_nowait(message)
+            case m.ProcessSays(process=number, body=body):
+                self._process_says(host, number, wire.decode(body))
+            case m.ProcessGone(process=number, reason=reason):
+                if (process := host.processes.pop(number, None)) is not None:
+                    process.end(reason)
             case m.SlotsChanged(ranks=ranks):
                 self._take_slots(host, ranks)
             case m.BoxesWanted():
@@ -174,8 +174,6 @@ class Head:
                     host.changed.notify_all()
             case m.HostEnded():
                 self.places.ended(host, message)
-            case m.SamplerSays() | m.SamplerGone():
-                self._sampler_says(host, message)
             case _:
                 raise RemoteProtocolError(f"a host sent a {type(message).__name__}")
 
@@ -203,79 +201,34 @@ class Head:
             del self._hosts[host.peer]
             self.places.went(host, host.link.reason)
             host.changed.notify_all()
-            for channel in host.ranks.values():
-                channel.close()
-            host.end_samplers()
+            for process in host.processes.values():
+                process.end(f"its host {host.name} is gone")
 
-    # ------------------------------------------------------------ its ranks
+    # ------------------------------------------------------------ its processes
 
-    def _rank_says(self, host: HostPeer, rank: int, body: bytes) -> None:
-        message = wire.decode(body)
-        channel = host.ranks.get(rank)
-        if isinstance(message, m.TrainerHello):
-            if channel is not None or message.part.rank != rank:
-                raise RemoteProtocolError(f"rank {rank} attaches a second time")
-            host.ranks[rank], incoming = trio.open_memory_channel[m.Message](math.inf)
-            host.nursery.start_soon(self._serve_rank, host, message, host.ranks[rank], incoming)
-        elif channel is not None:  # else its end was told, and is on its way
-            channel.send_nowait(message)
+    def _process_says(self, host: HostPeer, number: int, message: m.Message) -> None:
+        process = host.processes.get(number)
+        if process is None:
+            if number <= host.newest:
+                return  # it was ended here, and the host does not know yet
+            host.newest = number
+            process = FarProcess(host, number, partial(self._before, host))
+            host.processes[number] = process
+            caller = Caller(process, process, self._events(), f" (on {host.name})")
+            host.nursery.start_soon(self._bridge.serve, caller, self._nursery)
+        process.hear(message)
 
-    async def _serve_rank(
-        self,
-        host: HostPeer,
-        hello: m.TrainerHello,
-        own: trio.MemorySendChannel[m.Message],
-        incoming: trio.MemoryReceiveChannel[m.Message],
-    ) -> None:
-        number = hello.part.rank
-        entered = self._bridge.enter(hello, self._events(), self._nursery, far=True)
-        if isinstance(entered, str):
-            host.forget(number, own)
-            host.tell(m.RankSays(number, wire.encode(m.Rejected(entered))))
-            return
-        group, rank, queue = entered
-        why = f"its host {host.name} is gone"
-        try:
-            with rank.scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._forward, host, number, queue)
-                    why = await self._hear(host, group, number, incoming) or why
-                    nursery.cancel_scope.cancel()
-        finally:
-            if host.forget(number, own):
-                host.tell(m.RankGone(number, "the group of processes has ended"))
-            host.end_samplers()
-            group.gone(number, f"{why} (on {host.name})")
-            host.changed.notify_all()
-
-    async def _forward(
-        self, host: HostPeer, rank: int, queue: trio.MemoryReceiveChannel[m.Message]
-    ) -> None:
-        async with queue:
-            async for message in queue:
-                host.tell(m.RankSays(rank, wire.encode(message)))
-
-    async def _hear(
-        self,
-        host: HostPeer,
-        group: TrainerGroup,
-        number: int,
-        incoming: trio.MemoryReceiveChannel[m.Message],
-    ) -> str:
-        """Take a rank's messages until it is gone; return why, or nothing if its host is."""
-        async for message in incoming:
-            if isinstance(message, m.RankGone):
-                return message.reason
-            if isinstance(message, m.Posted) and message.fragment < len(self._sizes):
-                await self._fetch_boxes(host, group, number, message.fragment)
-            elif isinstance(message, m.InitialPosted):
-                for fragment in range(len(self._sizes)):
-                    await self._fetch_boxes(host, group, number, fragment)
-            try:
-                self._bridge.take(message, lambda each: group.took(number, each))
-            except RemoteProtocolError as error:
-                return f"the training process broke the protocol: {error}"
-        return ""
+    async def _before(self, host: HostPeer, rank: int, message: m.Message) -> None:
+        """Copy the boxes of which a rank speaks into the posted arena here."""
+        fragments: Iterable[int] = ()
+        if isinstance(message, m.InitialPosted):
+            fragments = range(len(self._sizes))
+        elif isinstance(message, m.Posted) and message.fragment < len(self._sizes):
+            fragments = (message.fragment,)
+        group = self._bridge.group
+        for fragment in fragments:
+            if group is not None and rank in group.ranks:
+                await self._fetch_boxes(host, group, rank, fragment)
 
     @property
     def _sizes(self) -> tuple[m.FragmentSize, ...]:
@@ -404,46 +357,6 @@ class Head:
             await receive_boxes(self._hub, host.peer, arenas[1], pieces, wanted, host.tell)
             size_bytes = sum(each.size_bytes for each in pieces)
             self._measured(host, fragment, "from", size_bytes, began_s)
-
-    # ------------------------------------------------------------ samplers
-
-    def _sampler_says(self, host: HostPeer, message: m.SamplerSays | m.SamplerGone) -> None:
-        number = message.sampler
-        if isinstance(message, m.SamplerGone):
-            host.end_samplers(number)
-            return
-        said = wire.decode(message.body)
-        if isinstance(said, m.DrawHello):
-            channel, incoming = trio.open_memory_channel[m.Message](math.inf)
-            scope = trio.CancelScope()
-            host.samplers[number] = (channel, scope)
-            host.nursery.start_soon(self._serve_sampler, host, number, said, incoming, scope)
-        elif number in host.samplers:
-            host.samplers[number][0].send_nowait(said)
-
-    async def _serve_sampler(
-        self,
-        host: HostPeer,
-        number: int,
-        hello: m.DrawHello,
-        incoming: trio.MemoryReceiveChannel[m.Message],
-        scope: trio.CancelScope,
-    ) -> None:
-        events = self._events()
-        with scope:
-            answer: m.Message = events.begin_draws(hello)
-            host.tell(m.SamplerSays(number, wire.encode(answer)))
-            async for message in incoming:
-                if isinstance(answer, m.Rejected) or not isinstance(message, m.Draw):
-                    break
-                try:
-                    answer = await events.draw(hello, message)
-                except RemoteProtocolError as error:
-                    answer = m.Rejected(plain(str(error)))
-                host.tell(m.SamplerSays(number, wire.encode(answer)))
-        if number in host.samplers and host.samplers[number][1] is scope:
-            del host.samplers[number]
-        host.tell(m.SamplerGone(number))
 
 
 async def _no_check(_messages: object, _request: m.CheckRequest) -> None:

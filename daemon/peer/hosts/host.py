@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -31,12 +32,11 @@ from ....protocol.arena import (
 )
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.network.interface import Network
-from ....protocol.network.stream import MessageStream
 from ....protocol.text import plain
 from ....protocol.trust.invite import Invite
 from ..trainer.bridge import QUEUE_COUNT_MAX, Caller, UnixBridge, reject
 from ..trainer.failures import STOPPED
-from ..trainer.group import Rank
+from ..trainer.group import Process, Rank
 from ..trainer.host_places import fill
 from ..trainer.port import TrainerEvents
 from ..trainer.supervisor import TrainerSupervisor
@@ -58,14 +58,13 @@ class HostBridge(UnixBridge):
         super().__init__(path)
         self._say = say
         self._local_checkpoint = local_checkpoint
-        self.ranks: dict[int, Rank] = {}
+        self.processes: dict[int, Process] = {}  # connections, by number
         self.hellos: dict[int, m.TrainerHello] = {}  # of all ranks of this start, gone ones, too
         self.written: dict[int, Sequence[int]] = {}
         self.opened: m.ArenaOpened | None = None
         self.opening = trio.Event()
         self._rows: dict[int, bytes] = {}  # as the head knows them
-        self._sampler_numbers = itertools.count(1)
-        self._sampler_queues: dict[int, trio.MemorySendChannel[m.Message]] = {}
+        self._numbers = itertools.count(1)
 
     def begin(self) -> None:
         """Forget the arenas and ranks of an earlier start."""
@@ -78,12 +77,16 @@ class HostBridge(UnixBridge):
 
     def end_all(self) -> None:
         """End all connections: the head is gone."""
-        for rank in self.ranks.values():
-            rank.scope.cancel()
-        for queue in self._sampler_queues.values():
-            queue.close()
+        for process in self.processes.values():
+            process.scope.cancel()
 
-    # ------------------------------------------------------------ ranks
+    # ------------------------------------------------------------ processes
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are here."""
+        here = self.processes.values()
+        return [each.hello.part.rank for each in here if isinstance(each, Rank)]
 
     async def _serve_alone(self, hello: m.TrainerHello, caller: Caller) -> None:
         why = "a peer of several hosts needs one process group over all of them: torchrun"
@@ -98,41 +101,55 @@ class HostBridge(UnixBridge):
             return
         if not self.ranks:
             self._crash, self._detached = None, trio.Event()
-        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
-        rank = self.ranks[number] = Rank(hello, sender)
         self.hellos[number] = hello
-        self._say(m.RankSays(number, wire.encode(hello)))
         self.attached_pid, self.was_attached = hello.pid, True
-        why = ""
         try:
-            why = await self._converse(
-                caller, rank, queue, lambda message: self._took(number, message), counts=False
-            )
+            await self._relay(hello, caller, partial(Rank, hello=hello))
         finally:
-            del self.ranks[number]
-            self._say(m.RankGone(number, why))
             if not self.ranks:
                 self.attached_pid = None
                 self._detached.set()
 
+    async def _serve_sampler(self, hello: m.DrawHello, caller: Caller) -> None:
+        await self._relay(hello, caller, Process)
+
+    async def _relay(
+        self,
+        hello: m.Message,
+        caller: Caller,
+        make: Callable[[trio.MemorySendChannel[m.Message]], Process],
+    ) -> None:
+        """Hand on what a process and the head say to each other, until one of them is gone."""
+        number = next(self._numbers)
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
+        process = self.processes[number] = make(sender)
+        self._took(number, hello)
+        why = ""
+        try:
+            take = partial(self._took, number)
+            why = await self._converse(caller, process, queue, take, counts=False)
+        finally:
+            del self.processes[number]
+            self._say(m.ProcessGone(number, why))
+
     def _took(self, number: int, message: m.Message) -> None:
         self.say_slots()
-        self._say(m.RankSays(number, wire.encode(message)))
+        self._say(m.ProcessSays(number, wire.encode(message)))
 
-    def tell_rank(self, number: int, message: m.Message) -> None:
-        """Hand a message of the head to a rank."""
-        rank = self.ranks.get(number)
-        if rank is None:
+    def tell_process(self, number: int, message: m.Message) -> None:
+        """Hand a message of the head to a process."""
+        process = self.processes.get(number)
+        if process is None:
             return
-        if isinstance(message, m.RankWrites):
-            self.written[number] = message.tensors
+        if isinstance(process, Rank) and isinstance(message, m.RankWrites):
+            self.written[process.hello.part.rank] = message.tensors
         elif isinstance(message, m.ArenaOpened):
             message = evolve(
                 message, local_checkpoint=message.local_checkpoint and self._local_checkpoint
             )
             if self.opened is None:
                 self._open(message)
-        rank.send(message)
+        process.send(message)
 
     def _open(self, message: m.ArenaOpened) -> None:
         _, posted = self.open_arenas(message.sizes)
@@ -142,9 +159,10 @@ class HostBridge(UnixBridge):
         self.opened = message
         self.opening.set()
 
-    def end_rank(self, number: int) -> None:
-        if (rank := self.ranks.get(number)) is not None:
-            rank.scope.cancel()
+    def end_process(self, number: int) -> None:
+        """End a connection once it has taken its messages."""
+        if (process := self.processes.get(number)) is not None:
+            process.queue.close()
 
     # ------------------------------------------------------------ slots
 
@@ -177,37 +195,6 @@ class HostBridge(UnixBridge):
             return pieces_held(self.hellos.values(), tensors)
         hellos = [self.hellos[rank]] if rank in self.hellos else []
         return pieces_held(hellos, tensors, self.written.get(rank, ()))
-
-    # ------------------------------------------------------------ samplers
-
-    async def _serve_sampler(self, hello: m.DrawHello, caller: Caller) -> None:
-        number = next(self._sampler_numbers)
-        queue, answers = trio.open_memory_channel[m.Message](math.inf)
-        self._sampler_queues[number] = queue
-        stream: MessageStream = caller.stream
-        with caller.connection:
-            try:
-                message: m.Message = hello
-                while True:
-                    self._say(m.SamplerSays(number, wire.encode(message)))
-                    answer = await answers.receive()
-                    await stream.send(answer)
-                    if isinstance(answer, m.Rejected):
-                        return
-                    message = await stream.receive_expected(m.Draw)
-            except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
-                pass  # the process has ended, closed the sampler, or the head is gone
-            finally:
-                del self._sampler_queues[number]
-                self._say(m.SamplerGone(number))
-
-    def end_sampler(self, number: int) -> None:
-        if (queue := self._sampler_queues.get(number)) is not None:
-            queue.close()
-
-    def answer_sampler(self, number: int, message: m.Message) -> None:
-        if (queue := self._sampler_queues.get(number)) is not None:
-            queue.send_nowait(message)
 
 
 @define(eq=False)
@@ -358,12 +345,10 @@ class FurtherHost:
                 self._nursery.start_soon(self._run_command, message)
             case m.HostStop():
                 self._stop(message)
-            case m.SamplerGone(sampler=sampler):
-                self.bridge.end_sampler(sampler)
-            case m.RankSays(rank=rank, body=body):
-                self.bridge.tell_rank(rank, wire.decode(body))
-            case m.RankGone(rank=rank):
-                self.bridge.end_rank(rank)
+            case m.ProcessSays(process=number, body=body):
+                self.bridge.tell_process(number, wire.decode(body))
+            case m.ProcessGone(process=number):
+                self.bridge.end_process(number)
             case m.HeadSlots():
                 self.bridge.take_slots(message)
             case m.BoxesReady(start=start):
@@ -373,8 +358,6 @@ class FurtherHost:
                 self._nursery.start_soon(self._send_boxes, message)
             case m.BoxesGone(transfer=transfer):
                 self._pulls.end(transfer)
-            case m.SamplerSays(sampler=sampler, body=body):
-                self.bridge.answer_sampler(sampler, wire.decode(body))
             case _:
                 raise RemoteProtocolError(f"the head sent a {type(message).__name__}")
 

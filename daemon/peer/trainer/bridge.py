@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +39,7 @@ from ....protocol.arena import (
 )
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.network.stream import MessageStream
-from .group import Rank, TrainerGroup
+from .group import Process, Rank, TrainerGroup
 from .port import TrainerEvents
 
 log = logging.getLogger("holdfast.bridge")
@@ -68,13 +68,24 @@ class FurtherRanks(Protocol):
         ...
 
 
+class ProcessConnection(Protocol):
+    """What carries a process's stream: a socket, but for processes of other hosts."""
+
+    def close(self) -> None: ...
+
+
 @frozen
 class Caller:
-    """A process that has connected, and what takes the events of its trainer."""
+    """A process that has connected, and what takes the events of its trainer.
+
+    Attributes:
+      where: the host on which it runs, in parentheses; empty: it is this one.
+    """
 
     stream: MessageStream
-    connection: trio.socket.SocketType
+    connection: ProcessConnection
     events: TrainerEvents
+    where: str = ""
 
 
 class UnixBridge:
@@ -103,7 +114,7 @@ class UnixBridge:
         self.arenas: tuple[Arena, Arena] | None = None
         self._files: tuple[int, int] | None = None
         self.group: TrainerGroup | None = None
-        self._alone: Rank | None = None  # a trainer of one process
+        self._alone: Process | None = None  # a trainer of one process
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
         self._crash: m.Failing | None = None
@@ -174,14 +185,19 @@ class UnixBridge:
                         connection, _ = await listener.accept()
                         stream = MessageStream(trio.SocketStream(connection))
                         caller = Caller(stream, connection, events)
-                        nursery.start_soon(self._serve, caller, nursery)
+                        nursery.start_soon(self.serve, caller, nursery)
         finally:
             self.path.unlink(missing_ok=True)
             self._close_files()
 
     # ------------------------------------------------------------ one trainer
 
-    async def _serve(self, caller: Caller, nursery: trio.Nursery) -> None:
+    async def serve(self, caller: Caller, nursery: trio.Nursery) -> None:
+        """Carry a process's connection to its end.
+
+        Args:
+          nursery: for the trainer's group of ranks, which outlives single connections.
+        """
         try:
             hello = await self._hello(caller.stream)
         except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
@@ -212,7 +228,7 @@ class UnixBridge:
     async def _serve_sampler(self, hello: m.DrawHello, caller: Caller) -> None:
         """Answer a sampler's draws, one after the other, until its trainer has gone."""
         stream, events = caller.stream, caller.events
-        with caller.connection, trio.CancelScope() as scope:
+        with closing(caller.connection), trio.CancelScope() as scope:
             if self.attached_pid is None:
                 await reject(stream, "no training process is attached to this daemon")
                 return
@@ -237,7 +253,7 @@ class UnixBridge:
         self.attached_pid, self.was_attached = hello.pid, True
         self._crash, self._detached = None, trio.Event()
         sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
-        self._alone = Rank(hello, sender)
+        self._alone = Process(sender)
         self._scope = self._alone.scope
         reason = GONE
         try:
@@ -267,35 +283,12 @@ class UnixBridge:
     async def _serve_rank(
         self, hello: m.TrainerHello, caller: Caller, nursery: trio.Nursery
     ) -> None:
-        """Carry a rank's connection to its end."""
-        entered = self.enter(hello, caller.events, nursery)
-        if isinstance(entered, str):
-            await reject(caller.stream, entered)
-            return
-        group, rank, queue = entered
-        why = GONE
-        try:
-            take = partial(group.took, hello.part.rank)
-            why = await self._converse(caller, rank, queue, take, counts=False)
-        finally:
-            group.gone(hello.part.rank, why)
-
-    def enter(
-        self,
-        hello: m.TrainerHello,
-        events: TrainerEvents,
-        nursery: trio.Nursery,
-        *,
-        far: bool = False,
-    ) -> tuple[TrainerGroup, Rank, trio.MemoryReceiveChannel[m.Message]] | str:
-        """Take a rank into the group, which the first one begins.
-
-        Returns:
-          The group, the rank and the queue of messages to it; or why it cannot be one of them.
-        """
+        """Take a rank into the group, which the first one begins."""
+        events = caller.events
         if self.group is None:
             if self._busy:
-                return ANOTHER
+                await reject(caller.stream, ANOTHER)
+                return
             self._busy = True
             self._crash, self._detached = None, trio.Event()
             self.group = TrainerGroup(
@@ -307,11 +300,17 @@ class UnixBridge:
             nursery.start_soon(self._run_group, self.group, events)
         group = self.group
         if why := group.why_not(hello):
-            return why
+            await reject(caller.stream, why)
+            return
         sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
-        rank = Rank(hello, sender, far=far)
+        rank = Rank(sender, hello=hello, far=bool(caller.where))
         group.came(rank)
-        return group, rank, queue
+        why = GONE
+        try:
+            take = partial(group.took, hello.part.rank)
+            why = await self._converse(caller, rank, queue, take, counts=False)
+        finally:
+            group.gone(hello.part.rank, why + caller.where)
 
     async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
         """Wait for all ranks, look after them as one trainer, and end them together."""
@@ -347,7 +346,7 @@ class UnixBridge:
     async def _converse(
         self,
         caller: Caller,
-        rank: Rank,
+        process: Process,
         queue: trio.MemoryReceiveChannel[m.Message],
         take: Callable[[m.Message], None],
         *,
@@ -355,25 +354,28 @@ class UnixBridge:
     ) -> str:
         """Carry a process's messages both ways until it is gone; return why it is."""
         reason = GONE
-        with caller.connection, rank.scope:  # its writer may be in the middle of a message
+        with (
+            closing(caller.connection),
+            process.scope,
+        ):  # its writer may be in the middle of a message
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, caller, queue, counts)
                 reason = await self._read(caller.stream, take)
                 nursery.cancel_scope.cancel()
-        return "it does not take its messages" if rank.slow else reason
+        return "it does not take its messages" if process.slow else reason
 
     async def _read(self, stream: MessageStream, take: Callable[[m.Message], None]) -> str:
         try:
             while True:
-                self.take(await stream.receive(), take)
+                self._take(await stream.receive(), take)
         except RemoteProtocolError as error:
             return f"the training process broke the protocol: {error}"
-        except trio.EndOfChannel:
-            return "the training process closed its connection"
+        except trio.EndOfChannel as error:
+            return str(error) or "the training process closed its connection"
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return GONE
 
-    def take(self, message: m.Message, take: Callable[[m.Message], None]) -> None:
+    def _take(self, message: m.Message, take: Callable[[m.Message], None]) -> None:
         """Take a message of a training process: keep its last words, hand on all others."""
         if isinstance(message, m.Failing) and message.kind is not m.FailureKind.NAN:
             # Of several ranks the first one's is the cause.
@@ -391,13 +393,17 @@ class UnixBridge:
         try:
             async with queue:  # closed at the end, so that ``tell`` drops messages
                 async for message in queue:
-                    if isinstance(message, m.ArenaOpened):
-                        await self._send_arenas(caller.connection, message)
+                    connection = caller.connection
+                    if isinstance(message, m.ArenaOpened) and isinstance(
+                        connection, trio.socket.SocketType
+                    ):
+                        await self._send_arenas(connection, message)
                     else:
                         await caller.stream.send(message)
                     sent_count += 1
                     if counts and self.arenas is not None:
                         self.arenas[0].slots[MAIL_SLOT] = np.uint64(sent_count)
+            caller.connection.close()  # it has taken its last message
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             # The trainer has left; the reader notices, too, after the messages before that.
             pass

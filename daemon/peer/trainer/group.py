@@ -46,36 +46,49 @@ SUM_UP_S = 0.25  # between two sums over the ranks' slots
 
 
 @define(eq=False)
-class Rank:
-    """The connection of a rank, or of a trainer of one process.
+class Process:
+    """The connection of a process: a trainer of one, a rank, or at a further host a sampler.
 
     Attributes:
       queue: of messages to it.
       scope: around the connection.
       slow: it was disconnected because it takes no messages.
-      far: it runs on another host.
     """
 
-    hello: m.TrainerHello
     queue: trio.MemorySendChannel[m.Message]
-    scope: trio.CancelScope = field(factory=trio.CancelScope)
-    slow: bool = False
-    far: bool = False
+    scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    slow: bool = field(default=False, init=False)
 
     def send(self, message: m.Message) -> None:
-        """Send a message, in order; end the connection of a rank that takes none."""
+        """Send a message, in order; end the connection of a process that takes none."""
         if self.slow:
             return
         try:
             self.queue.send_nowait(message)
         except trio.WouldBlock:
-            part = self.hello.part
-            who = f"rank {part.rank}" if part.world_size > 1 else "the trainer"
-            log.warning("%s does not take its messages: disconnecting it", who)
+            log.warning("%s does not take its messages: disconnecting it", self)
             self.slow = True
             self.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+
+    def __str__(self) -> str:
+        return "the trainer"
+
+
+@define(eq=False)
+class Rank(Process):
+    """The connection of a rank.
+
+    Attributes:
+      far: it runs on another host.
+    """
+
+    hello: m.TrainerHello = field(kw_only=True)
+    far: bool = field(default=False, kw_only=True)
+
+    def __str__(self) -> str:
+        return f"rank {self.hello.part.rank}"
 
 
 @define(eq=False)
