@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from ..protocol import messages as m
 from ..protocol import wire
-from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
+from ..protocol.errors import HoldfastError, RemoteProtocolError
 from .blocks import (
     BlockPlace,
     Bytes,
@@ -253,28 +253,20 @@ class Checkpoint:
     header: Header
     size_bytes: int
 
-    def parts(self, number: int) -> FragmentArrays:
-        """Read a fragment, unchecked.
+    def parts(self, number: int) -> tuple[FragmentArrays, bytes]:
+        """Read a fragment, check its root and return it with its blocks' digests.
 
         Raises:
-          CheckpointError, StoreError: it cannot be read.
+          CheckpointError, StoreError: it cannot be read, or is damaged.
         """
         with self._reading(number) as (file, entries):
             values, momentum, counters = (
                 read_bytes(file, self.header, entry, 0, entry.stop - entry.start)
                 for entry in entries
             )
-        return FragmentArrays(
+        parts = FragmentArrays(
             values.view(np.float32), momentum.view(np.float32), counters.view(np.int64)
         )
-
-    def checked_parts(self, number: int) -> tuple[FragmentArrays, bytes]:
-        """Read a fragment, check its root and return it with its blocks' digests.
-
-        Raises:
-          CheckpointError, StoreError: it cannot be read, or is damaged.
-        """
-        parts = self.parts(number)
         digests = digest_blocks(parts, block_places(self.manifest.sizes[number]))
         self._check(number, digests)
         return parts, digests
@@ -323,10 +315,7 @@ class Checkpoint:
           CheckpointError, StoreError: it is unreadable or damaged; the state is not valid then.
         """
         for head in self.manifest.fragment_heads():
-            try:
-                state.restore(head, self.parts(head.fragment))
-            except StateMismatchError as error:
-                raise self._damaged(str(error)) from error
+            state.restore(head, *self.parts(head.fragment))
 
     def _damaged(self, reason: str) -> CheckpointError:
         return CheckpointError(f"{self.name} in {self.place} is damaged: {reason}")

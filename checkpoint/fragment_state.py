@@ -50,7 +50,6 @@ class FragmentState:
       digests: block digests of ``head``.
       kept: blocks, by digest, of transfers that did not finish.
       blank: the arrays are unwritten zeros.
-      changes_count: how often the live arrays were, or may have been, overwritten.
       changes: held for as long as the live arrays change.
     """
 
@@ -67,7 +66,6 @@ class FragmentState:
         self.digests = b""
         self.kept: dict[bytes, Bytes] = {}
         self.blank = True
-        self.changes_count = 0
         self.changes = threading.Lock()
         self._folder = folder
         self._writing = False  # True: the live arrays serve no version
@@ -139,7 +137,6 @@ class FragmentState:
         """
         self._stop_serving()
         self.blank = False
-        self.changes_count += 1
         try:
             yield
         except BaseException:

@@ -24,7 +24,6 @@ from .blocks import (
     BlockPlace,
     Bytes,
     differing_blocks,
-    digest_blocks,
     zeros_digest,
 )
 from .fragment_state import FragmentState
@@ -54,8 +53,6 @@ class IncomingFragment:
         self._fragment = fragment
         self._digests = digests
         self._staged: dict[int, Bytes] = {}
-        self._put_here: set[int] = set()  # blocks that this transfer has put, or will
-        self._changes_count = 0  # of the fragment, when the transfer began
         # Held while a block is written, so that none is written after the transfer is over.
         self._lock = threading.Lock()
 
@@ -96,48 +93,35 @@ class IncomingFragment:
                 place.of(fragment.parts)[:] = block
         else:
             self._staged[index] = block
-        self._put_here.add(index)
         self.missing.discard(index)
 
     def finish(self) -> FragmentHead:
-        """Install the fragment; digest blocks that did not come again, as they may have changed.
+        """Install the fragment, and digest all of it: what did not come may have changed.
 
         Raises:
           LocalProtocolError: blocks are missing, or the transfer was given up.
-          StateMismatchError: such a block changed; the fragment is not valid.
+          StateMismatchError: a block changed; the fragment is not valid.
         """
         self._check_open()
         if self.missing:
             raise LocalProtocolError(f"{len(self.missing)} blocks are still missing")
         fragment = self._fragment
         try:
-            with fragment.changes:
-                equal = not self._put_here and fragment.changes_count == self._changes_count
-                with (
-                    fragment.changing(),
-                    self._arena.writing(fragment.number, self.head.version),
-                ):
-                    for index, block in self._staged.items():
-                        self.place(index).of(fragment.parts)[:] = block
-                    if not equal:  # else ``start`` digested all of it
-                        self._check_rest()
-                    fragment.became(self.head, self._digests)
+            with (
+                fragment.changes,
+                fragment.changing(),
+                self._arena.writing(fragment.number, self.head.version),
+            ):
+                for index, block in self._staged.items():
+                    self.place(index).of(fragment.parts)[:] = block
+                if differing := differing_blocks(fragment.digest_all(), self._digests):
+                    why = f"fragment {fragment.number} changed while it was received"
+                    raise StateMismatchError(why, differing)
+                fragment.became(self.head, self._digests)
                 self._staged.clear()
         finally:
             self.abandon()
         return self.head
-
-    def _check_rest(self) -> None:
-        """Check the blocks that did not come; those that came were checked then."""
-        fragment = self._fragment
-        rest = [index for index in range(len(fragment.places)) if index not in self._put_here]
-        found = digest_blocks(fragment.parts, [fragment.places[index] for index in rest])
-        wanted = b"".join(map(self.digest, rest))
-        if differing := differing_blocks(found, wanted):
-            raise StateMismatchError(
-                f"fragment {fragment.number} changed while it was received",
-                tuple(rest[each] for each in differing),
-            )
 
     def abandon(self) -> None:
         """End the transfer without installing it; does nothing after ``finish``.
@@ -159,7 +143,6 @@ class IncomingFragment:
           find: looks for blocks that are not in memory.
         """
         fragment = self._fragment
-        self._changes_count = fragment.changes_count
         self.missing = set(differing_blocks(fragment.digest_all(), self._digests))
         kept, fragment.kept = fragment.kept, {}
         for index in sorted(self.missing):

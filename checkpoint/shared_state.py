@@ -119,26 +119,20 @@ class SharedState:
             state.parts.counters[:] = counters
             return self._digest(state, 0)
 
-    def restore(self, head: FragmentHead, parts: FragmentArrays) -> None:
-        """Set a fragment to ``head`` with these arrays, which an earlier process saved.
+    def restore(self, head: FragmentHead, parts: FragmentArrays, digests: bytes) -> None:
+        """Set a fragment to ``head`` with arrays that an earlier process saved, checked by then.
 
-        Raises:
-          StateMismatchError: they do not match its root; the fragment is not valid now.
+        Args:
+          digests: of their blocks.
         """
         state = self._fragments[head.fragment]
         ours = state.parts
-        if any(
-            getattr(ours, name).shape != getattr(parts, name).shape
-            or getattr(ours, name).dtype != getattr(parts, name).dtype
-            for name in FragmentArrays._fields
-        ):
-            raise StateMismatchError(f"fragment {head.fragment} has other arrays", ())
+        _check_shapes(state, parts.values, parts.counters)
         with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
             ours.values[:] = parts.values
             ours.momentum[:] = parts.momentum
             ours.counters[:] = parts.counters
-            if self._digest(state, head.version) != head:
-                raise StateMismatchError(f"fragment {head.fragment} does not have its root", ())
+            state.became(head, digests)
 
     def apply(
         self,

@@ -51,25 +51,16 @@ class ChunkCut:
 
     Attributes:
       values: the values it holds; empty for the counter chunk.
-      up: room for its encoded contribution in the encoded input.
-      down: room for its encoded result in the encoded result.
+      up_bytes, down_bytes: of its encoded contribution and result, at most.
       owner: peer id.
       is_counters: int64 counters instead of values.
     """
 
     values: slice
-    up: slice
-    down: slice
+    up_bytes: int
+    down_bytes: int
     owner: str
     is_counters: bool
-
-    @property
-    def up_bytes(self) -> int:
-        return int(self.up.stop - self.up.start)
-
-    @property
-    def down_bytes(self) -> int:
-        return int(self.down.stop - self.down.start)
 
     @property
     def count(self) -> int:
@@ -81,10 +72,8 @@ class ChunkCut:
 class ChunkLayout:
     """A plan applied to a fragment of a certain size: the place and the owner of every chunk.
 
-    Encoded chunks have their room one after the other, in chunk order, counters last. With a codec
-    of variable length an encoding may leave the end of its room empty.
-
     Attributes:
+      down_bytes: of all encoded results, at most.
       zstd_up: whether frames of contributions may be compressed.
       zstd_down: whether frames of results may be.
     """
@@ -93,7 +82,6 @@ class ChunkLayout:
     codec_up: Codec
     codec_down: Codec
     cuts: tuple[ChunkCut, ...]
-    up_bytes: int
     down_bytes: int
     zstd_up: bool
     zstd_down: bool
@@ -113,7 +101,7 @@ class ChunkLayout:
         except ValueError as error:
             raise RemoteProtocolError(f"the plan: {error}") from error
         cuts: list[ChunkCut] = []
-        start = up_at = down_at = 0
+        start = 0
         for owner, elements in _chunks(plan, size):
             is_counters = start >= size.value_count
             count = min(elements, size.value_count - start)
@@ -122,19 +110,11 @@ class ChunkLayout:
                 up_bytes = down_bytes = COUNTER_BYTES * size.counter_count
             if max(up_bytes, down_bytes) > PAYLOAD_BYTES_MAX:
                 raise RemoteProtocolError(f"chunk {len(cuts)} of the plan does not fit a frame")
-            cuts.append(
-                ChunkCut(
-                    values=slice(start, start + count),
-                    up=slice(up_at, up_at + up_bytes),
-                    down=slice(down_at, down_at + down_bytes),
-                    owner=owner,
-                    is_counters=is_counters,
-                )
-            )
+            values = slice(start, start + count)
+            cuts.append(ChunkCut(values, up_bytes, down_bytes, owner, is_counters))
             start += count
-            up_at += up_bytes
-            down_at += down_bytes
-        return cls(size, up, down, tuple(cuts), up_at, down_at, zstd_up, zstd_down)
+        all_down_bytes = sum(cut.down_bytes for cut in cuts)
+        return cls(size, up, down, tuple(cuts), all_down_bytes, zstd_up, zstd_down)
 
     def objection(self, kind: FrameKind, index: int, payload_bytes: int) -> str | None:
         """Return what is wrong with a frame's length, as text that completes "peer X ..."."""

@@ -40,7 +40,7 @@ from .peer_options import PeerOptions
 from .peer_service import PeerService
 from .peer_status import OwnHistory, StatusSource
 from .trainer.bridge import UnixBridge
-from .trainer.failures import Failure
+from .trainer.failures import Failure, last_error
 from .trainer.supervisor import TrainerEnd, TrainerSupervisor
 from .trainer_service import format_failure
 
@@ -48,7 +48,6 @@ WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
 SHOWN_S = 0.5  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
-ERROR_LINE = re.compile(r"[\w.]+(?:Error|Exception|Refused|Gone): .")  # the last one of a traceback
 ENDED_EARLY = (
     "the training command ended with exit status 0 before the run did: its loop must go on until "
     "run.finished is true"
@@ -442,10 +441,10 @@ def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str
             f"install {missing[1]} for {command[0]}, or name the Python that has it: "
             "-- /path/to/python train.py"
         )
-    errors = [f": {line}" for line in lines if ERROR_LINE.match(line)]
+    error = last_error(lines)
     said = "\n    ".join(["its last lines:", *lines]) if lines else "it printed nothing"
     return UserError(
-        f"the training command {failure.reason} before it attached" + "".join(errors[-1:]),
+        f"the training command {failure.reason} before it attached" + (error and f": {error}"),
         exit_code=ExitCode.TRAINER,
         hint=f"{said}\n  {advice}",
     )

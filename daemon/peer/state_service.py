@@ -151,7 +151,7 @@ class StateService:
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:
-                    return each.checked_parts(head.fragment)
+                    return each.parts(head.fragment)
                 except (CheckpointError, StoreError) as error:
                     log.warning("%s", error)
         return None

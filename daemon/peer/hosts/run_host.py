@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -26,15 +25,13 @@ from ...process.screen import Screen
 from ...process.tasks import wait_for_signals
 from ..peer_credentials import stored_credentials
 from ..trainer.accelerators import COUNT_PLACEHOLDER, look
+from ..trainer.failures import last_error
 from ..trainer.supervisor import TrainerSupervisor
 from .host import FurtherHost, HostBridge
 from .site import head_of
 
 LINK_WAIT_S = 15.0
 LINES_QUOTED = 40  # of the command's output, in which its error is looked for
-ERROR_LINE = re.compile(r"(\[rank\d+\]: *)?[\w.]+(?:Error|Exception|Refused|Gone): .")
-# What torchrun says of ranks, and of being ended itself.
-ENDED_BY_US = re.compile(r"ChildFailedError|SignalException")
 AGAIN_S = 2.0  # between two attempts to reach the head
 
 
@@ -101,7 +98,9 @@ async def _keep(options: HostOptions, screen: Screen, socket_path: Path) -> None
                 options.command,
                 screen.tell,
                 _gpu_counts if counts else lambda: (0, 0),
-                lambda: last_error(screen),
+                lambda: last_error(
+                    line.text for line in screen.ring.tail(LINES_QUOTED, source="trainer")
+                ),
             )
             try:
                 why = await host.run_link(LINK_WAIT_S)
@@ -142,13 +141,6 @@ async def _enter(options: HostOptions) -> Credentials:
         return known
     pair = await enrol(options.site, identity, options.name, Party.PEER)
     return Credentials(options.state, identity, *pair)
-
-
-def last_error(screen: Screen) -> str:
-    """Return the last error in the training command's newest lines; empty if there is none."""
-    lines = [line.text for line in screen.ring.tail(LINES_QUOTED, source="trainer")]
-    found = [line for line in lines if ERROR_LINE.match(line) and not ENDED_BY_US.search(line)]
-    return found[-1] if found else ""
 
 
 def _gpu_counts() -> tuple[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +16,10 @@ SHELL_SIGNAL = 128  # a shell's exit status for a command that a signal killed, 
 CGROUPS = Path("/sys/fs/cgroup")
 STOPPED = "it was stopped"  # the reason of a command that was ended for good
 OWN_CGROUPS = Path("/proc/self/cgroup")
+# The last line of a traceback; torchrun may put the rank before it.
+ERROR_LINE = re.compile(r"(\[rank\d+\]: *)?[\w.]+(?:Error|Exception|Refused|Gone): .")
+# What torchrun says of ranks, and of being ended itself.
+ENDED_BY_US = re.compile(r"ChildFailedError|SignalException")
 
 
 @frozen
@@ -68,3 +74,9 @@ def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUPS) -> int:
                 words = dict(each.split()[:2] for each in file.read_text().splitlines())
                 kills = max(kills, int(words.get("oom_kill", "0")))
     return kills
+
+
+def last_error(lines: Iterable[str]) -> str:
+    """Return the last error in a command's output; empty if there is none."""
+    found = [line for line in lines if ERROR_LINE.match(line) and not ENDED_BY_US.search(line)]
+    return found[-1] if found else ""
