@@ -275,7 +275,7 @@ class SendTasks:
             self._nursery.start_soon(self._send_within, scope, send)
         else:
             task = partial(self._send, send)
-            scope = self._context.hub.start_trailing(peer, self._context.order.round, task)
+            scope = self._context.hub.trailing.start(peer, self._context.order.round, task)
             self._trailing.append(scope)
         self._scopes.setdefault(peer, []).append(scope)
 

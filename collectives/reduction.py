@@ -193,7 +193,7 @@ class Reduction:
             with ExitStack() as keys:
                 for attempt in sorted({context.order.attempt, self.attempt}):
                     self._register(keys, entry, attempt)
-                self._hub.stop_trailing(context.order.round)
+                self._hub.trailing.stop(context.order.round)
                 with self._scope:
                     async with trio.open_nursery() as nursery:
                         tasks = SendTasks(

@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import islice
 from typing import Protocol
 
 import torch
@@ -240,11 +239,6 @@ class SampleStream:
         if self.rule.early and not self._gone:
             self._request()
 
-    def untrained(self, count: int) -> list[tuple[int, int]]:
-        """Return the first samples that were drawn and are not trained, each with its epoch."""
-        with self._lock:
-            return list(islice(self._kept, min(count, self._next)))
-
     def train(self, count: int) -> None:
         """Note that ``count`` samples more are trained; raises MisuseError if fewer were drawn."""
         with self._lock:
@@ -287,10 +281,6 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
         self._stream = stream
         self._endless = endless
         self._epoch = -1  # of the last iteration, if it is not endless
-
-    def untrained(self, count: int) -> list[tuple[int, int]]:
-        """Return the first ``count`` samples drawn and not trained, each with its epoch."""
-        return self._stream.untrained(count)
 
     def __iter__(self) -> Iterator[int]:
         iteration = self._stream.begin_iteration()

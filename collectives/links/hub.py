@@ -53,6 +53,7 @@ class LinkHub:
       me: this node's peer id.
       router: the table of sinks for frames.
       buffers: memory for chunks, used again round after round.
+      trailing: tasks of reductions that may outlive them.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. A RemoteProtocolError that it raises ends the link.
       tell_master: called with messages to the master about routes and links; by default dropped.
@@ -96,7 +97,7 @@ class LinkHub:
         self._handshakes: dict[str, trio.CancelScope] = {}  # of accepted streams, by peer
         self._changed = Pulse()
         self._nursery: trio.Nursery | None = None  # while it runs
-        self._trailing = TrailingTasks()
+        self.trailing = TrailingTasks()
         self._ended = CarriedBytes()
 
     # ------------------------------------------------------------ running, and the view
@@ -105,7 +106,7 @@ class LinkHub:
         """Keep the links up until cancelled; then close all of them."""
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery = self.trailing.nursery = nursery
                 for member in self._members.values():
                     self._update_peer_link(member)
                 task_status.started()
@@ -117,7 +118,7 @@ class LinkHub:
                     for link in list(self._running):
                         link.watch(tick_s)
         finally:
-            self._nursery = None
+            self._nursery = self.trailing.nursery = None
             for link in list(self._links.values()):
                 link.close("this node stopped")
             for scope in list(self._handshakes.values()):
@@ -185,32 +186,6 @@ class LinkHub:
     ) -> AbstractContextManager[None]:
         """See ``FrameRouter.register``."""
         return self.router.register(key, sink, threads=threads)
-
-    def start_trailing(
-        self, peer: str, round_: int, task: Callable[[], Awaitable[None]]
-    ) -> trio.CancelScope:
-        """Run a task that sends a round to a member that no other node waits for.
-
-        It may outlive the reduction that starts it, but not the hub. Tasks of no more than
-        ``TRAILING_MAX`` rounds run per member: the oldest round is given up for a new one.
-
-        Returns:
-          The scope that cancels the task.
-
-        Raises:
-          LocalProtocolError: the hub is not running.
-        """
-        if self._nursery is None:
-            raise LocalProtocolError("the hub is not running")
-        return self._trailing.start(self._nursery, peer, round_, task)
-
-    def stop_trailing(self, round_: int) -> None:
-        """Stop sending what is left of a round that is void or repeated."""
-        self._trailing.stop(round_)
-
-    def is_trailing(self, round_: int) -> bool:
-        """Return whether a round is still sent to members that no other node waits for."""
-        return self._trailing.has(round_)
 
     def is_in_sync(self, peer: str) -> bool:
         """Return whether the view has the peer as a member in sync."""
@@ -422,19 +397,32 @@ TRAILING_MAX = 4
 
 
 class TrailingTasks:
-    """The trailing tasks of a node, by member and round. Made and owned by ``LinkHub``."""
+    """The trailing tasks of a node, by member and round. Made and owned by ``LinkHub``.
+
+    Attributes:
+      nursery: the hub's, while it runs.
+    """
 
     def __init__(self) -> None:
+        self.nursery: trio.Nursery | None = None
         self._by_peer: dict[str, list[tuple[int, trio.CancelScope]]] = {}
 
     def start(
-        self,
-        nursery: trio.Nursery,
-        peer: str,
-        round_: int,
-        task: Callable[[], Awaitable[None]],
+        self, peer: str, round_: int, task: Callable[[], Awaitable[None]]
     ) -> trio.CancelScope:
-        """Run a task, and return its scope; cancel the member's oldest round if it has too many."""
+        """Run a task that sends a round to a member that no other node waits for.
+
+        It may outlive the reduction that starts it, but not the hub. Tasks of no more than
+        ``TRAILING_MAX`` rounds run per member: the oldest round is given up for a new one.
+
+        Returns:
+          The scope that cancels the task.
+
+        Raises:
+          LocalProtocolError: the hub is not running.
+        """
+        if self.nursery is None:
+            raise LocalProtocolError("the hub is not running")
         scope = trio.CancelScope()
         tasks = self._by_peer.setdefault(peer, [])
         tasks.append((round_, scope))
@@ -442,7 +430,7 @@ class TrailingTasks:
         for trailing_round, trailing_scope in tasks:
             if trailing_round in rounds[:-TRAILING_MAX]:
                 trailing_scope.cancel()
-        nursery.start_soon(self._run, peer, (round_, scope), task)
+        self.nursery.start_soon(self._run, peer, (round_, scope), task)
         return scope
 
     async def _run(
@@ -465,6 +453,7 @@ class TrailingTasks:
         return any(trailing_round == round_ for trailing_round, _scope in tasks)
 
     def stop(self, round_: int) -> None:
+        """Stop sending what is left of a round that is void or repeated."""
         for tasks in self._by_peer.values():
             for trailing_round, scope in tasks:
                 if trailing_round == round_:

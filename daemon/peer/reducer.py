@@ -186,7 +186,7 @@ class Reducer:
     def stop(self, round_id: int) -> None:
         """End the round's reduction and its remaining sends."""
         self._end(round_id)
-        self._hub.stop_trailing(round_id)
+        self._hub.trailing.stop(round_id)
 
     def store(self, round_id: int) -> None:
         """Move the result of a round that cannot be applied yet out of memory."""
@@ -195,7 +195,9 @@ class Reducer:
 
     def drop(self, round_id: int) -> None:
         """Forget a round that is over here; what is still sent of it need not stay in memory."""
-        if (running := self._running.get(round_id)) is not None and self._hub.is_trailing(round_id):
+        if (running := self._running.get(round_id)) is not None and self._hub.trailing.has(
+            round_id
+        ):
             self._move_result(running.reduction, to_send=True)
         self._end(round_id)
         self._results.pop(round_id, None)

@@ -96,7 +96,7 @@ def test_what_was_drawn_and_not_trained_begins_the_next_iteration(stream: Sample
     samples = list(islice(sampler, 50))
     stream.train(20)
     assert list(islice(sampler, 50))[:30] == samples[20:]
-    assert [sample for sample, _epoch in stream.untrained(50)][:30] == samples[20:]
+    assert [sample for sample, _epoch in stream._kept][:30] == samples[20:]
 
 
 def test_an_iteration_that_is_not_endless_ends_with_the_epoch(stream: SampleStream) -> None:
@@ -134,7 +134,7 @@ def test_workers_of_a_loader_draw_ahead_and_batches_come_as_drawn(stream: Sample
         num_workers=1,
     )
     for batch in islice(loader, 12):
-        assert batch.tolist() == [sample for sample, _epoch in stream.untrained(10)]
+        assert batch.tolist() == [sample for sample, _epoch in islice(stream._kept, 10)]
         stream.train(10)
 
 

@@ -339,7 +339,7 @@ async def test_a_slow_receiver_lags_by_a_few_rounds_at_most() -> None:
             order = swarm.order(size, swarm.nodes[:2], round_=round_)
             await swarm.reduce(order, size, swarm.nodes[:2])
             await trio.sleep(0.1)
-            assert len(hub._trailing._by_peer[peer_id(2)]) == min(round_, 4)
+            assert len(hub.trailing._by_peer[peer_id(2)]) == min(round_, 4)
 
 
 # ---------------------------------------------------------------- shorter frames

@@ -288,7 +288,7 @@ async def test_a_node_that_stops_closes_its_links() -> None:
         await at_b.lost.wait()
         assert at_b.reason == "the other side closed the link"
         with pytest.raises(LocalProtocolError):
-            a.hub.start_trailing(peer_id(1), 1, trio.sleep_forever)
+            a.hub.trailing.start(peer_id(1), 1, trio.sleep_forever)
         assert b.hub.links == {}
 
 

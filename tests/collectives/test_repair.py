@@ -479,7 +479,7 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
                 place[:] = frame[1]
                 sink.deliver(contributor.peer, frame[0], place)
 
-        monkeypatch.setattr(owner.hub, "stop_trailing", bring)
+        monkeypatch.setattr(owner.hub.trailing, "stop", bring)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, at_owner)
             with trio.fail_after(60):

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_787, "tests": 58_896, "benchmarks": 5_837}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_770, 34_830
+LINES = {"simulation": 5_787, "tests": 58_897, "benchmarks": 5_837}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_751, 34_815
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 41, 27, 71, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 

@@ -16,6 +16,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -103,7 +104,7 @@ def train_samples(run: Run, options: Namespace, step: Step, count: Count) -> Non
     for batch in loader:
         if run.finished:
             break
-        expected = sampler.untrained(len(batch))
+        expected = list(islice(sampler._stream._kept, len(batch)))
         assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
         for sample, epoch in expected:
             count(sample, epoch)
