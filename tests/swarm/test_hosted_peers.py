@@ -19,6 +19,7 @@ import trio
 
 from holdfast.daemon.peer.hosts.head import Head
 from holdfast.daemon.peer.trainer.host_places import HostPlaces, PresentHost
+from holdfast.protocol import messages as m
 from holdfast.simulation.hosted_trainer import HostedTrainer
 from holdfast.simulation.swarm import Swarm
 from holdfast.simulation.virtual_time import run_virtually
@@ -106,6 +107,37 @@ def test_a_peer_of_two_hosts_holds_the_same_bits(seed: int) -> None:
 def test_the_same_with_many_seeds(seed: int) -> None:
     for each in range(seed, seed + 20):
         survives(each)
+
+
+def processes(trainer: HostedTrainer) -> list[int]:
+    """Return the connections of a further host that its head serves."""
+    head = cast("Head", trainer.bridge.further)
+    return [number for host in head._hosts.values() for number in host.processes]
+
+
+async def test_a_sampler_on_a_further_host_draws_at_the_head() -> None:
+    async with a_swarm("ab" + HOSTED, toml=spec(), hosted=HOSTED) as swarm:
+        await swarm.until(lambda: both_hosts_train(swarm), within_s=BACK_S)
+        trainer = cast("HostedTrainer", swarm.peers[HOSTED].trainer)
+        assert trainer._host_command is not None
+        bridge = trainer._host_command._ranks[0]._bridge
+        sampler = bridge.connect()
+        await sampler.send(m.DrawHello(m.VERSION_MAX, 0, 100))
+        first = await sampler.receive_expected(m.Drawn)
+        assert first.key
+        assert not first.ranges
+        await sampler.send(m.Draw(0, 4))
+        drawn = await sampler.receive_expected(m.Drawn)
+        assert 1 <= sum(each.stop - each.start for each in drawn.ranges) <= 4
+        assert len(processes(trainer)) == 2, "a rank and the sampler"
+        await sampler.aclose()
+        await swarm.until(lambda: len(processes(trainer)) == 1)
+        # One of another data set is refused, and its connection ended.
+        other = bridge.connect()
+        await other.send(m.DrawHello(m.VERSION_MAX, 0, 99))
+        await other.receive_expected(m.Rejected)
+        with pytest.raises(trio.EndOfChannel):
+            await other.receive()
 
 
 @bug("told too early", seed=0)
