@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_787, "tests": 58_929, "benchmarks": 5_837}
+LINES = {"simulation": 5_787, "tests": 58_946, "benchmarks": 5_837}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 59_751, 34_815
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 41, 27, 71, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
