@@ -7,17 +7,22 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from attrs import asdict, evolve
 
 from ...membership.planning.bandwidth import Bandwidth
-from ...membership.planning.inside import GpuHost, Transformer, advise
-from ...membership.planning.predict import Conditions, Prediction, predict
+from ...membership.planning.inside import GpuHost, Transformer, judge, simplest
+from ...membership.planning.predict import (
+    Conditions,
+    Prediction,
+    further_host_bytes,
+    memory_bytes,
+    predict,
+)
 from ...membership.spec.spec import RunSpec
 from ...protocol.messages import MEMBERS_MAX, RANKS_MAX
-from .options import json_option
+from .options import Parsed, json_option
 
 PARAMETERS_MAX = 1e15
 STEP_S_MAX = 86_400.0
@@ -29,13 +34,19 @@ PAYLOAD_SHARE = 0.94
 FACTOR_MAX = 1_000_000
 VOCABULARY = 32_000
 TOKENS = 2048
-UPLOAD_BYTES_PER_S = 12.5e6  # an internet line of 100 Mbit/s, where --upload does not say
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
 
 
-class NumberWithUnit(click.ParamType[float]):
-    """A number followed by a unit, converted to the base unit.
+def _amount(
+    name: str,
+    units: Mapping[str, float],
+    low: float,
+    high: float,
+    counted_in: str,
+    examples: str,
+) -> Parsed[float]:
+    """Make the type of a number with a unit, which is converted to the base unit.
 
     Args:
       units: factor of each unit; matched as written, else in lower case. "" stands for no unit.
@@ -44,45 +55,26 @@ class NumberWithUnit(click.ParamType[float]):
       examples: valid values, for error messages.
     """
 
-    def __init__(
-        self,
-        name: str,
-        units: Mapping[str, float],
-        low: float,
-        high: float,
-        counted_in: str,
-        examples: str,
-    ) -> None:
-        self.name = name
-        self._units = units
-        self._low = low
-        self._high = high
-        self._counted_in = counted_in
-        self._examples = examples
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):  # already converted
-            return value
-        found = _NUMBER.fullmatch(str(value).strip())
+    def parse(text: str) -> float:
+        found = _NUMBER.fullmatch(text.strip())
         unit = found.group(2) if found is not None else ""
-        worth = self._units.get(unit, self._units.get(unit.lower()))
+        worth = units.get(unit, units.get(unit.lower()))
         if found is None or worth is None:
-            self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
+            raise click.BadParameter(f"{text!r} is not valid; examples: {examples}")
         amount = float(found.group(1)) * worth
-        if not (math.isfinite(amount) and self._low <= amount <= self._high):
-            self.fail(
-                f"{value!r} is not between {self._low:g} and {self._high:g} {self._counted_in}; "
-                f"examples: {self._examples}",
-                param,
-                ctx,
+        if not (math.isfinite(amount) and low <= amount <= high):
+            raise click.BadParameter(
+                f"{text!r} is not between {low:g} and {high:g} {counted_in}; examples: {examples}"
             )
         return amount
 
+    return Parsed(name, parse)
 
-class Products(click.ParamType[tuple[tuple[int, ...], ...]]):
-    """Products of whole numbers, with a comma between them, as in 2x24,1x12.
+
+def _products(
+    name: str, factors: Sequence[int], examples: str, *, several: bool = False
+) -> Parsed[tuple[tuple[int, ...], ...]]:
+    """Make the type of products of whole numbers, with a comma between them: 2x24,1x12.
 
     Args:
       factors: how many numbers each may have; each is from 1 to a million.
@@ -90,32 +82,24 @@ class Products(click.ParamType[tuple[tuple[int, ...], ...]]):
       examples: valid values, for error messages.
     """
 
-    def __init__(
-        self, name: str, factors: Sequence[int], examples: str, *, several: bool = False
-    ) -> None:
-        self.name = name
-        self._factors = factors
-        self._examples = examples
-        self._several = several
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, ...], ...]:
-        words = [each.lower().split("x") for each in str(value).split(",")]
+    def parse(text: str) -> tuple[tuple[int, ...], ...]:
+        words = [each.lower().split("x") for each in text.split(",")]
         try:
             products = tuple(tuple(map(int, product)) for product in words)
         except ValueError:
             products = ()
         if (
-            not 1 <= len(products) <= (MEMBERS_MAX if self._several else 1)
-            or any(len(product) not in self._factors for product in products)
+            not 1 <= len(products) <= (MEMBERS_MAX if several else 1)
+            or any(len(product) not in factors for product in products)
             or not all(1 <= number <= FACTOR_MAX for product in products for number in product)
         ):
-            self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
+            raise click.BadParameter(f"{text!r} is not valid; examples: {examples}")
         return products
 
+    return Parsed(name, parse)
 
-COUNT = NumberWithUnit(
+
+COUNT = _amount(
     "count",
     {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12},
     1.0,
@@ -124,15 +108,15 @@ COUNT = NumberWithUnit(
     "1e9, 30M or 1.3B",
 )
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-STEP_TIME = NumberWithUnit("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
-LATENCY = NumberWithUnit("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
+STEP_TIME = _amount("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
+LATENCY = _amount("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
 # Converted to bytes per second. A capital B means bytes, as in 12MB/s; bit and bps mean bits.
-LINE = NumberWithUnit(
+LINE = _amount(
     "rate",
     {
-        f"{prefix}{unit}{behind}": factor / bits
+        f"{prefix}{unit}": factor / 8
         for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
-        for unit, bits, behind in (("bit", 8, ""), ("bit", 8, "/s"), ("bps", 8, ""))
+        for unit in ("bit", "bit/s", "bps")
     }
     | {
         f"{prefix}B/s": factor
@@ -145,9 +129,9 @@ LINE = NumberWithUnit(
 )
 
 # Of a host its GPUs and the GB of each; layers, width and vocabulary; sequences and tokens.
-GPUS = Products("hosts", (1, 2), "24 (a GPU of 24 GB), 8x80, 2x24,1x12 (two hosts)", several=True)
-SHAPE = Products("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary")
-BATCH = Products("batch", (2,), "1x2048 or 8x1024")
+GPUS = _products("hosts", (1, 2), "24 (a GPU of 24 GB), 8x80, 2x24,1x12 (two hosts)", several=True)
+SHAPE = _products("shape", (2, 3), "32x4096, or 32x4096x128256 with the vocabulary")
+BATCH = _products("batch", (2,), "1x2048 or 8x1024")
 
 
 @click.command()
@@ -216,7 +200,7 @@ def plan(
     """
     from ...membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
     from ..spec_file import read_spec
-    from .plan_table import show_advice, show_plan
+    from .plan_table import show_plan
 
     specs = {str(path): read_spec(path) for path in run_tomls}
     if gpus is not None:
@@ -227,17 +211,9 @@ def plan(
                 "--gpus asks what fits inside a peer: leave --step-time and --peers out, and give "
                 "one RUN_TOML at most"
             )
-        spec = next(iter(specs.values()), RunSpec())
         tokens = math.prod(batch[0]) if batch else TOKENS
         model = _transformer(params, shape[0] if shape else None, tokens)
-        hosts = [GpuHost((1, *host)[-2], host[-1] * 1e9) for host in gpus]
-        if sum(host.count for host in hosts) > RANKS_MAX:
-            raise click.UsageError(f"a peer has at most {RANKS_MAX} GPUs, as in --gpus 8x80,8x80")
-        advice = advise(model, hosts, spec, upload or bandwidth or UPLOAD_BYTES_PER_S)
-        if as_json:
-            click.echo(json.dumps(asdict(advice), indent=2))
-        else:
-            show_advice(advice)
+        _plan_inside(model, gpus, next(iter(specs.values()), RunSpec()), as_json=as_json)
         return
     if shape or batch:
         raise click.UsageError("--shape and --batch go with --gpus, as in --gpus 2x24,1x12")
@@ -279,6 +255,33 @@ def _transformer(params: float, shape: tuple[int, ...] | None, tokens: int) -> T
     if layers > width:
         raise click.UsageError(f"--shape is layers x width: {width}x{layers}?")
     return Transformer(params, layers, width, vocabulary, tokens)
+
+
+def _plan_inside(
+    model: Transformer, gpus: Sequence[tuple[int, ...]], spec: RunSpec, *, as_json: bool
+) -> None:
+    """Print which layouts fit the GPUs of a peer's hosts."""
+    from .plan_table import show_inside
+
+    hosts = [GpuHost((1, *host)[-2], host[-1] * 1e9) for host in gpus]
+    if sum(host.count for host in hosts) > RANKS_MAX:
+        raise click.UsageError(f"a peer has at most {RANKS_MAX} GPUs, as in --gpus 8x80,8x80")
+    fits = judge(model, hosts)
+    chosen, values = simplest(fits), round(model.value_count)
+    # The first host is the head: it has the whole state, and the boxes of the others pass there.
+    further = [further_host_bytes(spec, values, share) for share in chosen.host_shares[1:]]
+    memory = [memory_bytes(spec, values), *further]
+    if not as_json:
+        show_inside(model, hosts, fits, memory)
+        return
+    answer = {
+        "model": asdict(model),
+        "hosts": [asdict(host) for host in hosts],
+        "fits": [asdict(fit) for fit in fits],
+        "chosen": asdict(chosen),
+        "memory_bytes": memory,
+    }
+    click.echo(json.dumps(answer, indent=2))
 
 
 def _on_the_line(found: Prediction) -> Prediction:

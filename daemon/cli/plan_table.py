@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
-from ...membership.planning.inside import GPU_FLOPS, STAGES_MIN, Advice, Fit, GpuHost, largest_host
+from ...membership.planning.inside import Fit, GpuHost, Transformer, judge, simplest
 from ...membership.planning.predict import Conditions, Prediction
 from ...membership.spec.spec import RunSpec
 from .run_tables import plain_table
 
 DAY_S = 86_400.0
-YEAR_S = 365.25 * DAY_S
 GIGABIT_BYTES_PER_S = 1e9 / 8
-WORTH_BUSY = 0.9  # share of its time that a stage computes, above which its line is no hindrance
 Row = tuple[str, Callable[[RunSpec, Prediction], str]]
 
 ROWS: tuple[Row, ...] = (
     ("sync_every (H)", lambda spec, _: str(spec.diloco.sync_every)),
     ("fragments (P)", lambda spec, _: str(spec.diloco.fragments)),
     ("overlap (tau)", lambda spec, _: str(spec.diloco.overlap)),
-    ("codec_up, codec_down", lambda spec, found: _codecs(spec, found)),
+    ("codec_up, codec_down", lambda spec, _: _codecs(spec)),
     ("trainers are busy", lambda _, found: part(found.utilisation)),
     ("  without overlap", lambda _, found: part(found.blocking_utilisation)),
     ("  data parallel", lambda _, found: part(found.baseline_utilisation)),
@@ -86,13 +84,12 @@ def sentence(spec: RunSpec, found: Prediction, conditions: Conditions) -> str:
     return f"{waits} On lines of {rate(found.needed_bits_per_s)} none would wait."
 
 
-def _codecs(spec: RunSpec, _found: Prediction) -> str:
-    return ", ".join(map(format_codec, (spec.reduce.codec_up, spec.reduce.codec_down)))
-
-
-def format_codec(codec: str | tuple[str, ...]) -> str:
-    """Format the codec of all fragments, or the distinct codecs of each."""
-    return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
+def _codecs(spec: RunSpec) -> str:
+    """Format the codecs of contributions and results: of all fragments, or the distinct ones."""
+    return ", ".join(
+        codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
+        for codec in (spec.reduce.codec_up, spec.reduce.codec_down)
+    )
 
 
 # ---------------------------------------------------------------- inside a peer
@@ -105,31 +102,33 @@ WHY = {
 }
 
 
-def show_advice(advice: Advice) -> None:
-    """Print which layout fits, what each host needs, and why stages stay in one place."""
+def show_inside(
+    model: Transformer,
+    hosts: Sequence[GpuHost],
+    fits: Sequence[Fit],
+    memory_bytes: Sequence[float],
+) -> None:
+    """Print which layout fits, and what each host needs; ``memory_bytes`` are of the hosts."""
     console = Console(highlight=False, markup=False)
-    model, hosts, chosen = advice.model, advice.hosts, advice.chosen
+    chosen = simplest(fits)
     console.print(
         f"{count(model.value_count)} parameters, {model.layers} layers of width {model.width:.0f}\n"
         f"{model.vocabulary} words, batches of {model.tokens} tokens on each GPU\n"
     )
     table = plain_table("inside the peer", "tightest GPU", "recomputed", "fits")
-    for kept, recomputed in zip(advice.fits[::2], advice.fits[1::2], strict=True):
+    for kept, recomputed in zip(fits[::2], fits[1::2], strict=True):
         table.add_row(kept.layout, _of(kept), _of(recomputed), _verdict(kept, recomputed))
     console.print(table)
-    console.print(f"\n{_recommendation(advice)}\n")
-    others = ("to others a micro-batch", "a round") if len(hosts) > 1 else ()
+    alone = all(simplest(judge(model, [host])).left_bytes >= 0 for host in hosts)
+    console.print(f"\n{_recommendation(chosen, several=len(hosts) > 1, alone=alone)}\n")
+    others = ("to others a micro-batch",) if len(hosts) > 1 else ()
     table = plain_table("host", "GPUs", "host memory", *others)
     for at, host in enumerate(hosts):
-        sent = (size(chosen.moved_bytes[at]), size(advice.round_bytes[at]))[: len(others)]
         name = "1, the head" if others and at == 0 else str(at + 1)
-        table.add_row(name, _gpus(host), size(advice.memory_bytes[at]), *sent)
+        gpus = f"{host.count} x {host.gpu_bytes / 1e9:g} GB"
+        sent = (size(chosen.moved_bytes[at]),) if others else ()
+        table.add_row(name, gpus, size(memory_bytes[at]), *sent)
     console.print(table)
-    console.print(f"\n{_across_the_internet(advice)}")
-
-
-def _gpus(host: GpuHost) -> str:
-    return f"{host.count} x {host.gpu_bytes / 1e9:g} GB"
 
 
 def _of(fit: Fit) -> str:
@@ -145,51 +144,30 @@ def _verdict(kept: Fit, recomputed: Fit) -> str:
     return f"no, {size(-recomputed.left_bytes)} too much"
 
 
-def _recommendation(advice: Advice) -> str:
-    chosen = advice.chosen
+def _recommendation(chosen: Fit, *, several: bool, alone: bool) -> str:
+    """Return what to take; ``alone``: each of several hosts could hold the model by itself."""
     how = chosen.layout
     if chosen.recomputed:
         how += ", activations recomputed (a third more computation)"
     if chosen.left_bytes < 0:
-        ways = []
-        if advice.hosts_lacking is not None:
-            ways.append(f"{advice.hosts_lacking} more of {_gpus(largest_host(advice.hosts))}")
-        if advice.largest_tokens is not None:
-            ways.append(f"batches of {advice.largest_tokens} tokens")
-        if advice.largest_values is not None:
-            ways.append(f"a model of {count(advice.largest_values)} parameters")
+        lacking = size(-chosen.left_bytes)
         return (
-            f"Nothing fits. Least is lacking with {how}: {size(-chosen.left_bytes)} on a GPU. "
-            f"It would take {' or '.join(ways) or 'more than a peer may have'}."
+            f"Nothing fits. Least is lacking with {how}: {lacking} on a GPU. It takes more hosts,"
+            " a smaller --batch or a smaller model."
         )
     text = f"take: {how}: {WHY[chosen.layout]}."
-    if len(advice.hosts) > 1 and advice.alone:
+    if several and alone:
         text += (
             " But each host holds the model alone: let each join as a peer of its own, and nothing "
             "crosses their network at a step."
         )
-    elif len(advice.hosts) > 1:
+    elif several:
         most_bytes = max(chosen.moved_bytes)
         text += (
             f" A micro-batch's {size(most_bytes)} between the hosts take "
             f"{seconds(most_bytes / GIGABIT_BYTES_PER_S)} on 1 Gbit/s."
         )
     return text
-
-
-def _across_the_internet(advice: Advice) -> str:
-    stages = max(STAGES_MIN, sum(host.count for host in advice.hosts))
-    bf16, nf4 = advice.upload_bits_per_s
-    in_bf16, in_nf4 = advice.stage_busy
-    pays = "do not pay" if in_bf16 < WORTH_BUSY else "are not built, though a line might carry them"
-    return (
-        f"Stages across the internet {pays}: each of {stages}, of {GPU_FLOPS / 1e12:.0f} TFLOP/s "
-        f"(an RTX 4090 in training), uploads {rate(bf16)} if it never waits. On "
-        f"{rate(advice.line_bits_per_s)} it computes {part(in_bf16)} of its time; with activations "
-        f"and gradients in 4.25 bits ({rate(nf4)}), whose loss is not measured, {part(in_nf4)}. "
-        f"Training on 20 tokens a parameter takes such GPUs {advice.optimal_s / YEAR_S:.2g} "
-        "years at least."
-    )
 
 
 # ---------------------------------------------------------------- formatted figures
@@ -226,7 +204,6 @@ def _scaled(amount: float, unit: str) -> str:
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if amount >= factor:
             number = amount / factor
-            return (
-                f"{number:.0f} {prefix}{unit}" if number >= 100 else f"{number:.3g} {prefix}{unit}"
-            )
+            shown = f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+            return f"{shown} {prefix}{unit}"
     return f"{amount:.3g} {unit}"

@@ -24,13 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from attrs.validators import ge, gt
-
-from ...protocol.messages import RANKS_MAX
-from ..spec.spec import RunSpec
-from .plan import wire_bytes_per_value
-from .predict import further_host_bytes, memory_bytes
 
 STATE_BYTES = 16  # weights, gradients and two moments, in float32
 LOW_BYTES = 2  # bf16
@@ -41,11 +36,6 @@ GATHERED_LAYERS = 2
 CONTEXT_BYTES = 0.5e9  # CUDA's context and libraries, in each process
 LAYER_VALUES = 12  # a transformer's layer has 12 d^2 parameters
 ASPECT = 128  # width by layers, about, of published models from 1 to 100 billion parameters
-# Of an RTX 4090 in training: 36 % of its 165 TFLOP/s in bf16.
-GPU_FLOPS = 60e12
-TOKENS_PER_PARAMETER = 20  # of compute-optimal training (Hoffmann et al. 2022)
-SMALLER_STEPS = 30  # of bisection
-STAGES_MIN = 2  # of a pipeline
 
 
 @frozen
@@ -72,10 +62,6 @@ class Transformer:
         width = math.sqrt(value_count / (LAYER_VALUES * layers))
         return cls(value_count, layers, width, vocabulary, tokens)
 
-    def with_values(self, value_count: float) -> Transformer:
-        width = self.width * math.sqrt(value_count / self.value_count)
-        return evolve(self, value_count=value_count, width=width)
-
 
 @frozen
 class GpuHost:
@@ -95,8 +81,6 @@ class Fit:
       needed_bytes, gpu_bytes: of each GPU: what it would take, and what it has.
       host_shares: of each host: the share of the parameters that its GPUs hold.
       moved_bytes: of each host: what it sends to the other hosts for a micro-batch, and receives.
-      tightest: the GPU with the least left.
-      left_bytes: what it has left; below 0 the layout does not fit.
     """
 
     layout: str
@@ -105,8 +89,17 @@ class Fit:
     gpu_bytes: tuple[float, ...]
     host_shares: tuple[float, ...]
     moved_bytes: tuple[float, ...]
-    tightest: int
-    left_bytes: float
+
+    @property
+    def tightest(self) -> int:
+        """The GPU with the least left."""
+        left = [has - needs for has, needs in zip(self.gpu_bytes, self.needed_bytes, strict=True)]
+        return left.index(min(left))
+
+    @property
+    def left_bytes(self) -> float:
+        """What the tightest GPU has left; below 0 the layout does not fit."""
+        return self.gpu_bytes[self.tightest] - self.needed_bytes[self.tightest]
 
 
 def gpu_bytes_needed(
@@ -149,45 +142,39 @@ def judge(model: Transformer, hosts: Sequence[GpuHost]) -> list[Fit]:
     ring = (gpu_count - 1) / gpu_count
     # A stage sends activations on and gradients back, for each neighbour that is another host.
     neighbours = [(here > 0) + (here < n - 1) for here in range(n)]
-    fits = []
-
-    def add(layout: str, stages: list[list[int]], moved: list[float], *, sharded: bool) -> None:
-        for recomputed in (False, True):
-            fit = _fit(model, hosts, stages, layout, moved, sharded=sharded, recomputed=recomputed)
-            fits.append(fit)
-
     everything = list(range(gpu_count))
-    add("plain", [everything], [2 * ring * 4 * values] * n, sharded=False)
+    # Of each layout: its stages, whether they are sharded, and the bytes that each host moves.
+    layouts = {"plain": ([everything], False, [2 * ring * 4 * values] * n)}
     if gpu_count > 1:
         # Weights are gathered for the forward and the backward pass, gradients scattered.
-        add("FSDP2", [everything], [3 * ring * LOW_BYTES * values] * n, sharded=True)
+        layouts["FSDP2"] = ([everything], True, [3 * ring * LOW_BYTES * values] * n)
     if 1 < gpu_count <= model.layers:
-        add(
-            "pipeline",
-            [[g] for g in everything],
-            [4 * hidden * b for b in neighbours],
-            sharded=False,
-        )
+        moved = [4 * hidden * count for count in neighbours]
+        layouts["pipeline"] = ([[gpu] for gpu in everything], False, moved)
     each = hosts[0].count
     if 1 < n <= model.layers and each > 1 and all(host.count == each for host in hosts):
-        grouped = [everything[i * each : (i + 1) * each] for i in range(n)]
-        moved = [each * LOW_BYTES * hidden * b for b in neighbours]
-        add("pipeline of hosts, FSDP2 in each", grouped, moved, sharded=True)
-    return fits
+        grouped = [everything[at * each : (at + 1) * each] for at in range(n)]
+        moved = [each * LOW_BYTES * hidden * count for count in neighbours]
+        layouts["pipeline of hosts, FSDP2 in each"] = (grouped, True, moved)
+    return [
+        _fit(model, hosts, name, *layout, recomputed=recomputed)
+        for name, layout in layouts.items()
+        for recomputed in (False, True)
+    ]
 
 
 def _fit(
     model: Transformer,
     hosts: Sequence[GpuHost],
+    name: str,
     stages: Sequence[Sequence[int]],
-    layout: str,
+    sharded: bool,
     moved: Sequence[float],
     *,
-    sharded: bool,
     recomputed: bool,
 ) -> Fit:
     owners = [at for at, host in enumerate(hosts) for _ in range(host.count)]
-    gpu_bytes = tuple(hosts[at].gpu_bytes for at in owners)
+    gpu_bytes = [hosts[at].gpu_bytes for at in owners]
 
     def needed(stage: int, layers: int) -> float:
         return gpu_bytes_needed(
@@ -199,21 +186,17 @@ def _fit(
             recomputed=recomputed,
         )
 
-    room = [min(gpu_bytes[gpu] for gpu in stage) for stage in stages]
-    dealt = deal_layers(model.layers, room, needed)
-    stage_of = {gpu: at for at, stage in enumerate(stages) for gpu in stage}
-    shares = [0.0] * len(hosts)
-    for gpu, owner in enumerate(owners):
-        stage = stages[stage_of[gpu]]
-        part = dealt[stage_of[gpu]] / model.layers
-        shares[owner] = shares[owner] + part / len(stage) if sharded or len(stages) > 1 else part
-    takes = tuple(needed(stage_of[gpu], dealt[stage_of[gpu]]) for gpu in range(len(owners)))
-    left_bytes, tightest = min(
-        (has - needs, gpu) for gpu, (has, needs) in enumerate(zip(gpu_bytes, takes, strict=True))
+    dealt = deal_layers(
+        model.layers, [min(gpu_bytes[gpu] for gpu in stage) for stage in stages], needed
     )
-    return Fit(
-        layout, recomputed, takes, gpu_bytes, tuple(shares), tuple(moved), tightest, left_bytes
-    )
+    copies = not sharded and len(stages) == 1  # every GPU holds all of the model
+    shares, takes = [float(copies)] * len(hosts), [0.0] * len(owners)
+    for at, stage in enumerate(stages):
+        for gpu in stage:
+            takes[gpu] = needed(at, dealt[at])
+            if not copies:
+                shares[owners[gpu]] += dealt[at] / model.layers / len(stage)
+    return Fit(name, recomputed, tuple(takes), tuple(gpu_bytes), tuple(shares), tuple(moved))
 
 
 def deal_layers(
@@ -234,138 +217,6 @@ def deal_layers(
     return dealt
 
 
-@frozen
-class Advice:
-    """What fits a peer, and what it costs.
-
-    Attributes:
-      fits: all layouts, the simplest first.
-      chosen: the simplest that fits, or the one that lacks least.
-      alone: whether each host could hold the model alone, in a layout of its own.
-      largest_values, largest_tokens: parameters of the largest model of as many layers, and tokens
-        of the largest batch, that would fit; ``None``: nothing is lacking, or none would.
-      hosts_lacking: how many more hosts like the largest one would make it fit; ``None``: none
-        are lacking, or more GPUs than a peer may have.
-      memory_bytes: of each host: the most that daemon and hook take of its memory. The first host
-        is the head.
-      round_bytes: of each host: what goes to the head in a round, and comes back; at the head
-        their sum.
-      upload_bits_per_s: the upload with which a stage never waits, were these GPUs the stages of
-        a pipeline across the internet, in bf16 and in nf4.
-      stage_busy: the share of its time in which a stage would compute on the given upload.
-      line_bits_per_s: this upload.
-      optimal_s: the time of compute-optimal training on these GPUs.
-    """
-
-    model: Transformer
-    hosts: tuple[GpuHost, ...]
-    fits: tuple[Fit, ...]
-    chosen: Fit
-    alone: bool
-    largest_values: float | None
-    largest_tokens: int | None
-    hosts_lacking: int | None
-    memory_bytes: tuple[float, ...]
-    round_bytes: tuple[float, ...]
-    upload_bits_per_s: tuple[float, float]
-    stage_busy: tuple[float, float]
-    line_bits_per_s: float
-    optimal_s: float
-
-
-def advise(
-    model: Transformer, hosts: Sequence[GpuHost], spec: RunSpec, upload_bytes_per_s: float
-) -> Advice:
-    fits = judge(model, hosts)
-    chosen = simplest(fits)
-    largest_values = largest_tokens = more = None
-    if chosen.left_bytes < 0:
-        largest_values = largest_that_fits(
-            model.value_count, lambda count: fits_somehow(model.with_values(count), hosts)
-        )
-        tokens = largest_that_fits(
-            model.tokens, lambda count: fits_somehow(evolve(model, tokens=math.ceil(count)), hosts)
-        )
-        largest_tokens = None if tokens is None else int(tokens) or None
-        more = hosts_lacking(model, hosts)
-    values, gpu_count = round(model.value_count), sum(host.count for host in hosts)
-    further = [further_host_bytes(spec, values, share) for share in chosen.host_shares[1:]]
-    boxes = [4 * values * share / spec.diloco.fragments for share in chosen.host_shares[1:]]
-    uploads = [
-        stage_upload_bytes_per_s(model, max(STAGES_MIN, gpu_count), bytes_per_value=each)
-        for each in (LOW_BYTES, wire_bytes_per_value("nf4"))
-    ]
-    return Advice(
-        model,
-        tuple(hosts),
-        tuple(fits),
-        chosen,
-        alone=all(fits_somehow(model, [host]) for host in hosts),
-        largest_values=largest_values,
-        largest_tokens=largest_tokens,
-        hosts_lacking=more,
-        memory_bytes=(memory_bytes(spec, values), *further),
-        round_bytes=(sum(boxes), *boxes),
-        upload_bits_per_s=(8 * uploads[0], 8 * uploads[1]),
-        stage_busy=(
-            min(1.0, upload_bytes_per_s / uploads[0]),
-            min(1.0, upload_bytes_per_s / uploads[1]),
-        ),
-        line_bits_per_s=8 * upload_bytes_per_s,
-        optimal_s=optimal_s(model, gpu_count),
-    )
-
-
 def simplest(fits: Sequence[Fit]) -> Fit:
     """Return the first layout that fits, or the one that lacks least."""
     return next((fit for fit in fits if fit.left_bytes >= 0), max(fits, key=lambda f: f.left_bytes))
-
-
-def fits_somehow(model: Transformer, hosts: Sequence[GpuHost]) -> bool:
-    if STATE_BYTES * model.value_count > sum(host.count * host.gpu_bytes for host in hosts):
-        return False
-    return simplest(judge(model, hosts)).left_bytes >= 0
-
-
-def largest_that_fits(highest: float, fits: Callable[[float], bool]) -> float | None:
-    """Return the largest number up to ``highest`` with which a model fits; ``None``: hardly any."""
-    low, high = 0.0, highest
-    for _ in range(SMALLER_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low or None
-
-
-def largest_host(hosts: Sequence[GpuHost]) -> GpuHost:
-    return max(hosts, key=lambda host: host.count * host.gpu_bytes)
-
-
-def hosts_lacking(model: Transformer, hosts: Sequence[GpuHost]) -> int | None:
-    """Return how many more hosts like the largest one make the model fit; ``None``: no number."""
-    largest = largest_host(hosts)
-    gpus_left = RANKS_MAX - sum(host.count for host in hosts)
-    for more in range(1, gpus_left // largest.count + 1):
-        if fits_somehow(model, [*hosts, *[largest] * more]):
-            return more
-    return None
-
-
-def stage_upload_bytes_per_s(
-    model: Transformer,
-    stages: int,
-    *,
-    flops: float = GPU_FLOPS,
-    bytes_per_value: float = LOW_BYTES,
-) -> float:
-    """Return the upload with which a stage never waits for its line: ``d b S F/(4 P)``.
-
-    For a token a stage of ``P/S`` parameters computes ``8 P/S`` operations, with recomputation,
-    and sends ``2 d`` values of ``b`` bytes: activations on, gradients back.
-    """
-    return model.width * bytes_per_value * stages * flops / (4 * model.value_count)
-
-
-def optimal_s(model: Transformer, gpu_count: int, flops: float = GPU_FLOPS) -> float:
-    """Return the time of compute-optimal training: 6 operations a token and parameter."""
-    tokens = TOKENS_PER_PARAMETER * model.value_count
-    return 6 * model.value_count * tokens / (gpu_count * flops)

@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_787, "tests": 58_946, "benchmarks": 5_837}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_751, 34_815
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 41, 27, 71, 20
+LINES = {"simulation": 5_796, "tests": 59_216, "benchmarks": 5_827}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 60_229, 35_154
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 110, 41, 27, 71, 20
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
