@@ -187,22 +187,22 @@ class MetricsStore:
 
     # ------------------------------------------------------------ reading
 
-    def _ask(self, query: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Return what a query finds, or ``otherwise`` if the file has a fault."""
+    def ask(self, query: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Return what a query of ``curves`` finds, or ``otherwise`` if the file has a fault."""
         with self._access():
             return query(self._db)
         return otherwise
 
     def last_point(self) -> Point | None:
-        return self._ask(curves.last_point, None)
+        return self.ask(curves.last_point, None)
 
     def last_event_id(self) -> int:
         query = "select coalesce(max(id), 0) from events"
-        return self._ask(lambda db: int(db.execute(query).fetchone()[0]), 0)
+        return self.ask(lambda db: int(db.execute(query).fetchone()[0]), 0)
 
     def points(self, count: int, from_at: float | None, to_at: float | None) -> list[Row]:
         """Return ``count`` rows of ``COLUMNS`` of the run at most, and gaps, oldest first."""
-        return self._ask(
+        return self.ask(
             lambda db: curves.rows_of(db, EVERYBODY, COLUMNS, count, from_at, to_at), []
         )
 
@@ -219,38 +219,36 @@ class MetricsStore:
             except zlib.error as error:
                 raise sqlite3.DatabaseError(f"a round's row is damaged: {error}") from error
 
-        return self._ask(query, [])
+        return self.ask(query, [])
 
     def round_numbers(self) -> set[int]:
         query = "select number from rounds"
-        return self._ask(lambda db: {number for (number,) in db.execute(query)}, set())
+        return self.ask(lambda db: {number for (number,) in db.execute(query)}, set())
 
     def losses(self) -> tuple[float | None, float | None]:
         unknown: tuple[float | None, float | None] = None, None
-        return self._ask(curves.losses, unknown)
+        return self.ask(curves.losses, unknown)
 
     def figures(self) -> list[str]:
-        return self._ask(curves.figure_names, [])
+        return self.ask(curves.figure_names, [])
 
     def member(self, member: str) -> tuple[str, str] | None:
         """Return id and name of a member with points, found by either, or None."""
-        return self._ask(lambda db: curves.find_member(db, member), None)
+        return self.ask(lambda db: curves.find_member(db, member), None)
 
     def member_points(
         self, peer: str, count: int, from_at: float | None, to_at: float | None
     ) -> list[Row]:
         """Return ``count`` rows of ``MEMBER_COLUMNS`` and figures at most, oldest first."""
         columns = (*MEMBER_COLUMNS, "figures")
-        return self._ask(lambda db: curves.rows_of(db, peer, columns, count, from_at, to_at), [])
+        return self.ask(lambda db: curves.rows_of(db, peer, columns, count, from_at, to_at), [])
 
     def lines(
         self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
     ) -> tuple[list[Line], int]:
         """Return a line per member, and how many members are left out: see ``curves``."""
         none: tuple[list[Line], int] = [], 0
-        return self._ask(
-            lambda db: curves.lines(db, of, count, from_at, to_at, figure=figure), none
-        )
+        return self.ask(lambda db: curves.lines(db, of, count, from_at, to_at, figure=figure), none)
 
     def events(
         self,
@@ -280,7 +278,7 @@ class MetricsStore:
             f"select id, at, kind, peer, name, text from events where {' and '.join(where)} "
             "order by id desc limit ?"
         )
-        return self._ask(
+        return self.ask(
             lambda db: [PastEvent(*row) for row in db.execute(query, [*wanted, count])], []
         )
 

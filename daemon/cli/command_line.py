@@ -28,8 +28,6 @@ from . import ask_commands, log_commands, look_commands, master_commands, run_co
 from .checkpoints.commands import checkpoint, export
 from .config_commands import config, init
 from .doctor_command import doctor
-from .host_command import host
-from .relay_command import relay
 from .try_command import try_script
 
 P = ParamSpec("P")
@@ -173,7 +171,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         master_commands.master,
         master_commands.standby,
         run_commands.join,
-        host,
+        run_commands.host,
         doctor,
     ),
     "Look": (
@@ -190,7 +188,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.kick,
         ask_commands.leave,
         log_commands.forget,
-        relay,
+        run_commands.relay,
     ),
     "Operate": (
         ask_commands.pause,

@@ -1,22 +1,27 @@
-"""Commands that run until their work is over: join, demo."""
+"""Commands that run until their work is over: join, host, relay, demo."""
 
 from __future__ import annotations
 
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import trio
 
 from ...protocol.addresses import Address
-from ...protocol.messages import HOSTS_MAX
+from ...protocol.errors import UserError
+from ...protocol.messages import HOSTS_MAX, NAME_CHARS_MAX
+from ..peer.trainer.host_places import HEAD_PLACEHOLDER, HOST_PLACEHOLDER, HOSTS_PLACEHOLDER
 from ..peer.volunteer_limits import Hours
+from ..process.exit_codes import ExitCode
 from ..process.paths import peer_state
-from .host_command import check_hosts
 from .options import (
     ADDRESS,
     FILE,
     FOLDER,
+    MEMBER_NAME,
     POSITIVE,
     Parsed,
     advertise_option,
@@ -28,10 +33,18 @@ from .options import (
     quiet_option,
     ready,
     screen,
+    tell,
 )
-from .relay_command import PAIRS_DEFAULT
 from .training_command import TakesCommand, check_command
 
+RELAY_PORT = 29702
+PAIRS_DEFAULT = 32
+PAIRS_MAX = 4_096  # more streams than one process should hold
+RATE_MBYTES_DEFAULT = 10.0
+EXAMPLE = (
+    "-- torchrun --nnodes {hosts} --node-rank {host} --master-addr {head} --nproc-per-node 8"
+    " train.py"
+)
 UNITS = {"max_upload": "MB/s", "max_download": "MB/s", "max_memory": "GB", "max_disk": "GB"}
 LIMITS = (*UNITS, "hours", "pause_on_battery")  # set by the owner of a machine that is lent
 
@@ -179,7 +192,7 @@ def join(
     if require_hosts is not None and hosts is None:
         raise click.UsageError("--require-hosts goes with --hosts")
     if hosts is not None:
-        check_hosts(command, hosts, require_hosts)
+        _check_hosts(command, hosts, require_hosts)
     given = click.get_current_context().params
     limits = {name: f"{given[name]:g} {unit}" for name, unit in UNITS.items() if given[name]}
     if hours is not None:
@@ -211,6 +224,151 @@ def join(
     volunteered = VolunteerLimits(hours, pause_on_battery)
     with ready(options.state), screen(quiet=quiet) as shown:
         trio.run(Volunteer(options, volunteered, shown.tell, shown).run)
+
+
+def _check_hosts(command: Sequence[str], hosts: int, minimum: int | None) -> None:
+    """Raise UserError for a command that cannot run on several hosts."""
+    words = " ".join(command)
+    if not command or HOST_PLACEHOLDER not in words or HEAD_PLACEHOLDER not in words:
+        raise UserError(
+            f"a peer of several hosts needs a command with {HOST_PLACEHOLDER} and"
+            f" {HEAD_PLACEHOLDER} in it",
+            exit_code=ExitCode.USAGE,
+            hint=f"for example {EXAMPLE}",
+        )
+    if minimum is not None and (minimum > hosts or HOSTS_PLACEHOLDER not in words):
+        raise UserError(
+            f"--require-hosts {minimum} needs {HOSTS_PLACEHOLDER} in the command, and no more than"
+            f" --hosts {hosts}",
+            exit_code=ExitCode.USAGE,
+            hint=f"for example {EXAMPLE}",
+        )
+
+
+class TakesString(TakesCommand):
+    """``holdfast host``, which has no invite."""
+
+    first = "STRING"
+    missing = "the string is missing: what `holdfast join --hosts` has printed on the head"
+
+
+@click.command(cls=TakesString)
+@click.argument("string", callback=parse_invite_option)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+@name_option
+@click.option("--state", type=FOLDER, help="Directory for this host's identity and state.")
+@patience_option
+@quiet_option
+def host(
+    string: str,
+    command: tuple[str, ...],
+    name: str,
+    state: Path | None,
+    patience: float,
+    quiet: bool,
+) -> None:
+    """Take part in a peer of several hosts with this machine.
+
+    STRING is what `holdfast join --hosts` has printed on the head, or @FILE to read it from a file.
+    COMMAND is the head's. It is started and ended when the head's is. Ctrl+C ends it, and the head
+    goes on without this host.
+
+    \b
+    Example:
+      holdfast host holdfasthost1.... -- torchrun --nnodes {hosts} --node-rank {host}
+        --master-addr {head} --nproc-per-node 8 train.py
+    """
+    from ...protocol.trust.invite import HOST_PREFIX, Invite
+    from ..peer.hosts.run_host import HostOptions, run_host
+
+    site = Invite.decode(string, 0.0, HOST_PREFIX)
+    check_command(command)
+    _check_hosts(command, HOSTS_MAX, None)
+    folder = state or peer_state(site.run_id[-16:], site.fingerprint)
+    options = HostOptions(site, command, name, folder, patience or None)
+    with ready(folder), screen(quiet=quiet) as shown:
+        trio.run(run_host, options, shown)
+
+
+@click.command()
+@click.argument("invite", callback=parse_invite_option)
+@click.option(
+    "--name",
+    default=lambda: f"relay {socket.gethostname()}"[:NAME_CHARS_MAX],
+    show_default="relay and this host's name",
+    type=MEMBER_NAME,
+    help="This relay's name in status and logs.",
+)
+@click.option("--state", type=FOLDER, help="Directory for this relay's identity.")
+@click.option(
+    "--listen",
+    multiple=True,
+    default=(f"0.0.0.0:{RELAY_PORT}",),
+    type=ADDRESS,
+    help="Address to bind; repeatable.",
+)
+@advertise_option
+@click.option(
+    "--max-rate",
+    type=POSITIVE,
+    default=RATE_MBYTES_DEFAULT,
+    metavar="MB/S",
+    help="Forwarding limit, all pairs and both directions together.",
+)
+@click.option(
+    "--max-pairs",
+    type=click.IntRange(1, PAIRS_MAX),
+    default=PAIRS_DEFAULT,
+    help="Maximum number of pairs of machines to forward for.",
+)
+@click.option(
+    "--quota",
+    type=POSITIVE,
+    metavar="GB",
+    help="Forward this amount, then nothing more until the relay is restarted.",
+)
+@patience_option
+def relay(
+    invite: str,
+    name: str,
+    state: Path | None,
+    listen: tuple[Address, ...],
+    advertise: tuple[Address, ...],
+    max_rate: float,
+    max_pairs: int,
+    quota: float | None,
+    patience: float,
+) -> None:
+    """Forward between machines of a run that cannot reach each other, on a machine that all can
+    dial.
+
+    A relay trains nothing and holds no state; a cheap host with bandwidth will do. The forwarded
+    bytes are encrypted end to end. The master decides which pairs use the relay.
+
+    \b
+    Examples:
+      holdfast relay holdfast1....
+      holdfast relay holdfast1.... --advertise relay.example.org:29702 --max-rate 50 --quota 900
+    """
+    from ...protocol.messages import RelayOffer
+    from ..peer.peer_options import PeerOptions
+    from ..peer.relay import run_relay
+
+    ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
+    quota_bytes = 0 if quota is None else int(quota * 1e9)
+    options = PeerOptions(
+        invite=ticket,
+        command=(),
+        name=name,
+        state=folder,
+        listen=listen,
+        advertise=advertise,
+        http=Address("127.0.0.1", 0),
+        patience_s=patience or None,
+        relay=RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True),
+    )
+    with ready(folder):
+        trio.run(run_relay, options, tell)
 
 
 @click.command()

@@ -1,9 +1,8 @@
-"""What a master prints about its run: what it takes up, how the run ended, valid invites."""
+"""What a master prints about its run: what it takes up, how the run ended, its first invite."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...membership.master.run_end import ends_by_epochs, how_to_go_on
@@ -13,7 +12,7 @@ from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration, plural
 from ..process.paths import join_line
 from ..status_records import Ending
-from .journal.journal_base import Journal, UsableInvite
+from .journal.journal_base import Journal
 
 NAMES_MAX = 8  # peers named in one sentence
 
@@ -56,16 +55,6 @@ def format_first_invite(invite: str, uses: int, run_toml: Path | None) -> list[s
     script = beside if beside.is_file() else Path("train.py")
     told = f"on each machine that takes part ({uses} at most), run:"
     return [told, f"  {join_line(invite, script)}"]
-
-
-def format_invites(invites: Sequence[UsableInvite]) -> list[str]:
-    """Return lines about invites of earlier starts, whose secrets are not stored."""
-    lines = [
-        f"invite {each.id}, printed earlier, admits {plural(each.uses_left, 'more machine')} "
-        f"until {format_minute(each.expires_s)}"
-        for each in invites
-    ]
-    return [*lines, "`holdfast invite` makes another; peers of the run come back without one"]
 
 
 def format_minute(at_s: float) -> str:

@@ -35,7 +35,7 @@ from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import past_routes, status_route
-from .announcements import format_end, format_first_invite, format_invites, format_resumed
+from .announcements import format_end, format_first_invite, format_resumed
 from .master_invites import MasterInvites
 from .master_service import MasterService
 from .opened_run import MasterOptions, open_run
@@ -210,18 +210,16 @@ class Master:
             self._tell_invite(moved=moved)
 
     def _tell_invite(self, *, moved: bool) -> None:
-        """Print a new invite, unless an earlier one still admits machines at these addresses."""
+        """Print the first invite of a run, or one with addresses that earlier ones do not name."""
+        if self.opened.resumes and not moved:
+            self.tell("`holdfast invite` makes an invite; peers of the run come back without one")
+            return
         founder = not self.coordinator.context.history.founded
-        usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
-        if usable and not moved:
-            for line in format_invites(usable):
-                self.tell(line)
-        else:
-            invite = self.invites.make(
-                Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
-            )
-            for line in format_first_invite(invite, INVITE_USES_DEFAULT, self.options.spec_path):
-                self.tell(line)
+        invite = self.invites.make(
+            Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
+        )
+        for line in format_first_invite(invite, INVITE_USES_DEFAULT, self.options.spec_path):
+            self.tell(line)
 
     def _tell_event(self, event: Event) -> None:
         if event.kind in PRINTED_EVENTS:

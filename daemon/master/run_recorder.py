@@ -31,7 +31,6 @@ from ...membership.master.status.headline import headline, is_waiting
 from ...membership.master.status.round_rows import (
     journaled_round,
     recorded_round,
-    uncommitted_round,
 )
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.shared.run_status import Headline, RecordedRound
@@ -54,13 +53,9 @@ FLAT_POINTS = 8
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
 FIGURE_MEMBERS_MAX = 64  # whose figures of run.log one sample stores; the means are of all
 WARNINGS_MAX = 8  # of the files, between two looks
-# While the disk is slow or full; beyond these limits the oldest rows are dropped.
-EVENTS_WAITING_MAX = 10_000
-POINTS_WAITING_MAX = 2_000  # more than an hour
+EVENTS_WAITING_MAX = 10_000  # while the disk is slow; then the oldest are dropped
 FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
 NO_STEPS: Json = dict.fromkeys(("step", "loss", "tokens_per_s", "utilisation"))
-MEMBER_POINTS_WAITING_MAX = 40_000
-ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 
 class Stream(Protocol):
@@ -75,24 +70,11 @@ class PendingRows:
 
     points: list[Point] = Factory(list)
     rounds: list[tuple[int, bytes]] = Factory(list)
-    events: list[PastEvent] = Factory(list)
+    events: deque[PastEvent] = Factory(lambda: deque(maxlen=EVENTS_WAITING_MAX))
     members: list[MemberPoint] = Factory(list)
 
     def __bool__(self) -> bool:
         return bool(self.points or self.rounds or self.events or self.members)
-
-    def followed_by(self, later: PendingRows) -> PendingRows:
-        """Return both, without the oldest rows beyond the limits."""
-        rounds = [*self.rounds, *later.rounds]
-        size_bytes = sum(len(row) for _number, row in rounds)
-        while size_bytes > ROUNDS_WAITING_BYTES_MAX:
-            size_bytes -= len(rounds.pop(0)[1])
-        return PendingRows(
-            [*self.points, *later.points][-POINTS_WAITING_MAX:],
-            rounds,
-            [*self.events, *later.events][-EVENTS_WAITING_MAX:],
-            [*self.members, *later.members][-MEMBER_POINTS_WAITING_MAX:],
-        )
 
 
 class RunFiles:
@@ -105,7 +87,6 @@ class RunFiles:
     def __init__(self, service: MasterService, state: Path, began_at: float) -> None:
         self.warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         self.history = MetricsStore(state / HISTORY_FILE, self.warnings.append)
-        self.late = PendingRows()  # rows that could not be written
         self._lacks = False  # some rounds may be only in the journal
         self._journal = service.store
         self._run = service.coordinator.context.history
@@ -115,14 +96,11 @@ class RunFiles:
         self._orders = {each.order.round for each in self._run.orders.values()}
         self.rebuild()
 
-    def write(self, new: PendingRows) -> None:
-        """Write rows, after those that could not be written before. One call at a time."""
-        rows = self.late.followed_by(new)
+    def write(self, rows: PendingRows) -> None:
+        """Write rows; those of a full disk are lost, but for the rounds, which the journal has."""
         if not self.history.write(rows.points, rows.rounds, rows.events, rows.members):
-            self.late, self._lacks = rows, True
-            return
-        self.late = PendingRows()
-        if self._lacks:
+            self._lacks = True
+        elif self._lacks:
             self.rebuild()
 
     def rebuild(self) -> None:
@@ -133,8 +111,7 @@ class RunFiles:
         """
         known = self.history.round_numbers()
         try:
-            missing = self._journal.commits(ROUNDS_MAX, known)
-            open_then = self._journal.uncommitted(ROUNDS_MAX, known | self._orders)
+            found = self._journal.rounds(ROUNDS_MAX, known)
         except (OSError, ValueError, HoldfastError) as error:
             self.warnings.append(
                 f"the history may lack rounds: the journal cannot be read: {error}"
@@ -142,16 +119,19 @@ class RunFiles:
             return
         rows = [
             journaled_round(
-                each.commit, self._run.members.name_of, each.opened_at, each.committed_at
+                each.record,
+                self._run.members.name_of,
+                each.opened_at,
+                each.committed_at or self._began_at,
             )
-            for each in missing
-        ]
-        rows += [
-            uncommitted_round(each.round, each.opened_at, self._began_at)
-            for each in open_then
-            if each.round.round < self._first_round  # this master records its own
+            for each in found
+            if each.committed_at is not None or self._was_open(each.record.round)
         ]
         self._lacks = not self.history.write(rounds=[(row.round, compact(row)) for row in rows])
+
+    def _was_open(self, number: int) -> bool:
+        """Return whether a round without a commit ended with the last master."""
+        return number < self._first_round and number not in self._orders
 
     def close(self) -> None:
         self.history.close()
@@ -199,7 +179,7 @@ class RunRecorder:
         """Record changes until cancelled; ``look`` and ``close`` record the last ones."""
         while True:
             self.look()
-            if self.files.late or self._new:
+            if self._new:
                 await self._service.network.run_sync(self._take())
             await trio.sleep(LOOK_S)
 
@@ -249,8 +229,6 @@ class RunRecorder:
         )
         self._next_id += 1
         self._new.events.append(past)
-        if len(self._new.events) > EVENTS_WAITING_MAX:
-            del self._new.events[0]
         if self.live is not None:
             self.live.publish("log", past)
 

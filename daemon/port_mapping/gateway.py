@@ -13,6 +13,10 @@ class MappingError(Exception):
     """The router maps no port; the text says why, for people."""
 
 
+class NotUnderstoodError(MappingError):
+    """The router does not speak the version of the request."""
+
+
 @frozen
 class PortMapping:
     """A port of the router that leads to this machine.
@@ -29,7 +33,12 @@ class PortMapping:
 
 
 class Gateway(ABC):
-    """A router that may be asked for mappings of one port of this machine."""
+    """A router that may be asked for mappings of one port of this machine, ``own``."""
+
+    def __init__(self, router: str, own: Address) -> None:
+        self._router = router
+        self._own = own
+        self._given: Address | None = None
 
     @abstractmethod
     async def map(self) -> PortMapping:

@@ -11,15 +11,13 @@ from typing import TypeVar
 import trio
 
 from ...protocol.addresses import Address
-from .gateway import Gateway, MappingError, PortMapping, check_public
+from .gateway import Gateway, MappingError, NotUnderstoodError, PortMapping, check_public
 from .pcp_messages import (
     ANSWER_BYTES_MAX,
     NONCE_BYTES,
     PORT,
     MapAnswer,
     MapRequest,
-    NotUnderstoodError,
-    RefusedError,
     nat_pmp_address_request,
     nat_pmp_request,
     pcp_request,
@@ -39,33 +37,26 @@ class PcpGateway(Gateway):
     """A router, asked by PCP first and by NAT-PMP if it does not speak that, to map ``own``."""
 
     def __init__(self, router: str, own: Address, port: int = PORT) -> None:
-        self._router = router
-        self._own = own
+        super().__init__(router, own)
         self._port = port
         self._nonce = os.urandom(NONCE_BYTES)
-        self._given: Address | None = None
         self._is_old = False  # it speaks NAT-PMP only
 
     async def map(self) -> PortMapping:
         if not self._is_old:
             try:
                 return self._note(await self._ask_pcp(LIFETIME_S), "PCP")
-            except NotUnderstoodError as error:
+            except NotUnderstoodError:
                 if ":" in self._own.host:
-                    raise MappingError(str(error)) from None
+                    raise
                 self._is_old = True
-            except RefusedError as error:
-                raise MappingError(str(error)) from None
-        try:
-            return self._note(await self._ask_nat_pmp(LIFETIME_S), "NAT-PMP")
-        except RefusedError as error:
-            raise MappingError(str(error)) from None
+        return self._note(await self._ask_nat_pmp(LIFETIME_S), "NAT-PMP")
 
     async def unmap(self) -> None:
         if self._given is None:
             return
         ask = self._ask_nat_pmp if self._is_old else self._ask_pcp
-        with suppress(MappingError, RefusedError):  # it ends by itself, too
+        with suppress(MappingError):  # it ends by itself, too
             await ask(0)
         self._given = None
 

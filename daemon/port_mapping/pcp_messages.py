@@ -13,6 +13,7 @@ import struct
 from attrs import frozen
 
 from ...protocol.addresses import Address
+from .gateway import MappingError, NotUnderstoodError
 
 PORT = 5351
 PCP_VERSION = 2
@@ -54,14 +55,6 @@ RESULTS = {
 NAT_PMP_RESULTS = {2: RESULTS[2], 3: RESULTS[7], 4: RESULTS[8], 5: RESULTS[4]}
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-class RefusedError(Exception):
-    """The router does not map the port; the text says why."""
-
-
-class NotUnderstoodError(RefusedError):
-    """The router does not speak the version of the request."""
 
 
 @frozen
@@ -111,7 +104,7 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
 
     Raises:
       NotUnderstoodError: the router speaks NAT-PMP only, or another version.
-      RefusedError: it maps no port.
+      MappingError: it maps no port.
     """
     if len(data) < 4 or not data[1] & _RESPONSE:
         return None
@@ -126,13 +119,13 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
         raise NotUnderstoodError(RESULTS[result])
     if len(data) < _PCP_ANSWER.size + _PCP_MAPPED.size:
         if result:
-            raise RefusedError(_why(result, RESULTS))
+            raise MappingError(_why(result, RESULTS))
         return None
     nonce, protocol, own_port, port, packed = _PCP_MAPPED.unpack_from(data, _PCP_ANSWER.size)
     if (nonce, protocol, own_port) != (request.nonce, _TCP, request.own.port):
         return None
     if result:
-        raise RefusedError(_why(result, RESULTS))
+        raise MappingError(_why(result, RESULTS))
     host = ipaddress.IPv6Address(packed)
     return MapAnswer(str(host.ipv4_mapped or host), port, lifetime_s)
 
@@ -151,13 +144,13 @@ def nat_pmp_address_request() -> bytes:
 
 
 def read_nat_pmp_address(data: bytes) -> str | None:
-    """Return the router's public address; None for another answer; RefusedError if refused."""
+    """Return the router's public address; None for another answer; MappingError if refused."""
     rest = _nat_pmp_fields(data, _NAT_PMP_ADDRESS)
     return str(ipaddress.IPv4Address(rest[:4])) if len(rest) >= 4 else None
 
 
 def read_nat_pmp_answer(data: bytes, own_port: int) -> MapAnswer | None:
-    """Return what the router gave; None for another answer; raise RefusedError if refused."""
+    """Return what the router gave; None for another answer; raise MappingError if refused."""
     rest = _nat_pmp_fields(data, _NAT_PMP_MAP_TCP)
     if len(rest) < _NAT_PMP_MAPPED.size:
         return None
@@ -173,7 +166,7 @@ def _nat_pmp_fields(data: bytes, wanted_opcode: int) -> bytes:
     if version != NAT_PMP_VERSION or not opcode & _RESPONSE:
         return b""
     if result:
-        raise RefusedError(_why(result, NAT_PMP_RESULTS))
+        raise MappingError(_why(result, NAT_PMP_RESULTS))
     return data[_NAT_PMP_ANSWER.size :] if opcode == _RESPONSE | wanted_opcode else b""
 
 

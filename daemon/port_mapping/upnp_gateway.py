@@ -51,10 +51,8 @@ class UpnpGateway(Gateway):
     """A router at an address of this network, asked to map ``own``."""
 
     def __init__(self, router: str, own: Address) -> None:
-        self._router = router
-        self._own = own
+        super().__init__(router, own)
         self._services: list[tuple[str, str]] = []  # kinds, and where they are called
-        self._given: Address | None = None
         self._lifetime_s = LIFETIME_S
 
     async def map(self) -> PortMapping:

@@ -22,8 +22,10 @@ still run it (see ``adoption``); any other round that was not committed is void.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from ...protocol import messages as m
 from ...protocol.errors import LocalProtocolError
@@ -55,6 +57,34 @@ __all__ = ["Coordinator", "Grant"]
 SETTLE_PASSES_MAX = 10_000  # each pass changes something finite; more passes than this are a bug
 
 P = ParamSpec("P")
+
+
+def event(
+    handle: Callable[Concatenate[Coordinator, P], bool | None],
+) -> Callable[Concatenate[Coordinator, P], list[Effect]]:
+    """Make an event of a method that notes what has happened at ``now_s``.
+
+    The method returns True if conclusions are to be drawn now. The event returns its effects, in
+    order; none if the master has been superseded before.
+    """
+    place = list(inspect.signature(handle).parameters).index("now_s") - 1
+
+    @functools.wraps(handle)
+    def happens(self: Coordinator, /, *args: P.args, **kwargs: P.kwargs) -> list[Effect]:
+        if self.succession.superseded:
+            return []
+        now_s: Any = args[place]
+        self.context.now_s = now_s
+        self.departures.expect_return()
+        if handle(self, *args, **kwargs):
+            self._settle()
+        effects = self.context.take_effects()
+        if self.succession.superseded:
+            # No effect of a superseded master may be seen.
+            return [StandDown(self.succession.superseded)]
+        return effects
+
+    return happens
 
 
 class Coordinator:
@@ -130,37 +160,9 @@ class Coordinator:
             raise LocalProtocolError(f"the journal is of run {history.run_id}, not {run_id}")
         return cls(spec, run_id, term, lot, history)
 
-    # ------------------------------------------------------------ the frame of every event
-
-    def _event(
-        self,
-        now_s: float,
-        handle: Callable[P, bool | None],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> list[Effect]:
-        """Handle one event and return its effects.
-
-        Args:
-          handle: notes what has happened. Returns True if conclusions are to be drawn now.
-
-        Returns:
-          The effects, in order; none if the master has been superseded before.
-        """
-        if self.succession.superseded:
-            return []
-        self.context.now_s = now_s
-        self.departures.expect_return()
-        if handle(*args, **kwargs):
-            self._settle()
-        effects = self.context.take_effects()
-        if self.succession.superseded:
-            # No effect of a superseded master may be seen.
-            return [StandDown(self.succession.superseded)]
-        return effects
-
     # ------------------------------------------------------------ events: connections
 
+    @event
     def attach(
         self,
         peer: str,
@@ -172,7 +174,7 @@ class Coordinator:
         port: int = 0,
         reachable: bool = True,
         settle: bool = True,
-    ) -> list[Effect]:
+    ) -> bool:
         """Handle the ``Hello`` of an authenticated peer (see ``attachment``).
 
         Args:
@@ -180,19 +182,13 @@ class Coordinator:
           reachable: the master could dial one of its addresses.
           settle: as of ``receive``.
         """
-
-        connection = Connection.of(hello, host, port, reachable)
-        return self._event(now_s, self._attach, peer, hello, grant, connection, settle)
-
-    def _attach(
-        self, peer: str, hello: m.Hello, grant: Grant, connection: Connection, settle: bool
-    ) -> bool:
         if self.attachment.refuse(peer, hello):
             return False
         if self.succession.refuses(peer, hello):
             return False
         if self.attachment.replace_connection(peer, hello):
             self._settle()  # a round that can end without it ends now, and Welcome has the outcome
+        connection = Connection.of(hello, host, port, reachable)
         member = self.attachment.admit(peer, hello, grant, connection)
         self.routes.attached(peer)
         if self.succession.came(peer):
@@ -206,41 +202,32 @@ class Coordinator:
         self._view_due = True
         return settle
 
-    def receive(
-        self, peer: str, message: m.Message, now_s: float, *, settle: bool = True
-    ) -> list[Effect]:
+    @event
+    def receive(self, peer: str, message: m.Message, now_s: float, *, settle: bool = True) -> bool:
         """Handle a member's message. A message that was overtaken by its sender's removal is
         ignored.
 
         Args:
           settle: draw conclusions now; otherwise the caller calls ``settle`` soon, once for many.
         """
-        return self._event(now_s, self._receive, peer, message, settle)
-
-    def _receive(self, peer: str, message: m.Message, settle: bool) -> bool:
         member = self.context.roster.get(peer)
         if member is None:
             return False
-        self.context.detector.heard(peer, self.context.now_s)
+        self.context.detector.heard(peer, now_s)
         if isinstance(message, m.Heartbeat | m.Renew):
             return False  # a sign of life; the daemon answers Renew
         self.handlers.handle(member, message)
         self.context.change_count += 1
         return settle and not isinstance(message, m.Progress | m.Measured)
 
-    def settle(self, now_s: float) -> list[Effect]:
+    @event
+    def settle(self, now_s: float) -> bool:
         """Draw the conclusions of messages that were only noted."""
-        return self._event(now_s, lambda: True)
+        return True
 
-    def detach(self, peer: str, reason: str, now_s: float, *, settle: bool = True) -> list[Effect]:
-        """Handle the end of a peer's connection.
-
-        Args:
-          settle: as of ``receive``.
-        """
-        return self._event(now_s, self._detach, peer, reason, settle)
-
-    def _detach(self, peer: str, reason: str, settle: bool) -> bool:
+    @event
+    def detach(self, peer: str, reason: str, now_s: float, *, settle: bool = True) -> bool:
+        """Handle the end of a peer's connection; ``settle`` is as of ``receive``."""
         member = self.context.roster.get(peer)
         if member is None:
             return False
@@ -248,17 +235,15 @@ class Coordinator:
         self.removal.remove(member, reason)
         return settle
 
+    @event
     def moved(
         self, peer: str, addresses: tuple[str, ...], now_s: float, host: str = "", port: int = 0
-    ) -> list[Effect]:
+    ) -> bool:
         """Handle a member that continues over another connection, perhaps from another address."""
-        return self._event(now_s, self._moved, peer, addresses, host, port)
-
-    def _moved(self, peer: str, addresses: tuple[str, ...], host: str, port: int) -> bool:
         member = self.context.roster.get(peer)
         if member is None:
             return False
-        self.context.detector.heard(peer, self.context.now_s)
+        self.context.detector.heard(peer, now_s)
         member.connection.host, member.connection.port = host, port
         if member.connection.addresses == addresses:
             return False
@@ -267,11 +252,9 @@ class Coordinator:
         self.routes.classed(member)
         return True
 
-    def classed(self, peer: str, reachable: bool, now_s: float) -> list[Effect]:
+    @event
+    def classed(self, peer: str, reachable: bool, now_s: float) -> bool:
         """Handle the result of another attempt to dial a member."""
-        return self._event(now_s, self._classed, peer, reachable)
-
-    def _classed(self, peer: str, reachable: bool) -> bool:
         member = self.context.roster.get(peer)
         if member is None or member.connection.reachable == reachable:
             return False
@@ -283,11 +266,9 @@ class Coordinator:
 
     # ------------------------------------------------------------ events: the operator
 
-    def kick(self, peer: str, reason: str, now_s: float) -> list[Effect]:
+    @event
+    def kick(self, peer: str, reason: str, now_s: float) -> bool:
         """Remove a peer for good, on the operator's word; it need not be attached."""
-        return self._event(now_s, self._kick, peer, reason)
-
-    def _kick(self, peer: str, reason: str) -> bool:
         self.context.record(PeerRevoked(peer, quoted(reason)))
         if self.succession.kicked(peer):
             self.departures.expect_return(again=True)
@@ -297,13 +278,15 @@ class Coordinator:
         self.state_sync.votes.unheard.discard(peer)
         return True
 
-    def pause(self, now_s: float) -> list[Effect]:
+    @event
+    def pause(self, now_s: float) -> bool:
         """Open no more rounds; a round in progress continues."""
-        return self._event(now_s, self._set_paused, True)
+        return self._set_paused(True)
 
-    def resume(self, now_s: float) -> list[Effect]:
+    @event
+    def resume(self, now_s: float) -> bool:
         """Open rounds again."""
-        return self._event(now_s, self._set_paused, False)
+        return self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> bool:
         if self.context.history.paused != paused:
@@ -311,51 +294,53 @@ class Coordinator:
             self.context.announce(EventKind.RUN, None, "paused" if paused else "resumed")
         return True
 
-    def change_end(self, spec: RunSpec, now_s: float) -> list[Effect]:
+    @event
+    def change_end(self, spec: RunSpec, now_s: float) -> bool:
         """Give the run another number of rounds or epochs, on the operator's word; a finished run
         goes on.
 
         Args:
           spec: differs from the run's in these numbers only.
         """
-        return self._event(now_s, self.ending.change, spec)
+        return self.ending.change(spec)
 
     # ------------------------------------------------------------ events: other masters, the daemon
 
-    def met(self, claim: m.TermClaim, who: str, now_s: float) -> list[Effect]:
+    @event
+    def met(self, claim: m.TermClaim, who: str, now_s: float) -> bool:
         """Handle another master of this run that says which term it serves."""
-        met = self.succession.met
-        return self._event(now_s, met, claim.term, claim.nonce, claim.followers, who)
+        return self.succession.met(claim.term, claim.nonce, claim.followers, who)
 
-    def know_masters(self, addresses: tuple[str, ...], now_s: float) -> list[Effect]:
+    @event
+    def know_masters(self, addresses: tuple[str, ...], now_s: float) -> None:
         """Note where this master can be reached, and where other masters may take over from it."""
-        return self._event(now_s, self.succession.know, addresses)
+        self.succession.know(addresses)
 
+    @event
     def note(
         self, text: str, now_s: float, kind: EventKind = EventKind.RUN, peer: str | None = None
-    ) -> list[Effect]:
+    ) -> None:
         """Announce an event of the daemon; no decision depends on it."""
-        return self._event(now_s, self.context.announce, kind, peer, text)
+        self.context.announce(kind, peer, text)
 
     # ------------------------------------------------------------ events: time
 
-    def tick(self, now_s: float) -> list[Effect]:
+    @event
+    def tick(self, now_s: float) -> bool:
         """Handle the passing of time: call at ``next_deadline_s`` or later, as often as wanted."""
-        return self._event(now_s, self._tick)
-
-    def _tick(self) -> bool:
-        detector, now_s = self.context.detector, self.context.now_s
+        detector = self.context.detector
         for peer in detector.silent(now_s):
             silent_s = detector.silent_s(peer, now_s)
             self.removal.evict(peer, m.RefusalCode.SILENT, f"no sign of life for {silent_s:.1f} s")
         return True
 
-    def overslept(self, now_s: float) -> list[Effect]:
+    @event
+    def overslept(self, now_s: float) -> None:
         """Handle that the master's own process stood still (it was stopped, or its machine slept).
 
         Messages that members sent meanwhile are still unread, so no member is blamed for silence.
         """
-        return self._event(now_s, self.context.detector.excuse, now_s)
+        self.context.detector.excuse(now_s)
 
     def next_deadline_s(self) -> float:
         """Return when ``tick`` has something to do if nothing else happens; infinity if never."""

@@ -8,12 +8,11 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from attrs import frozen
 
-from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce
+from ...protocol.messages import FragmentSize, OwnerRun, Plan
 from ..spec.spec import RunSpec
 from .bandwidth import LineCapacities
 from .shares import Workload, bound_s, chosen_shares, reduction_s
@@ -102,8 +101,20 @@ def make_plan(
     known = [lines.rates[p].up_bytes_per_s for p in contributors if p not in lines.guessed]
     slowest = min(known, default=UNKNOWN_BYTES_PER_S)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down, slowest)
-    members = _members(contributors, receivers)
-    work = _workload(cut, members, len(contributors), lines)
+    members = list(dict.fromkeys((*contributors, *receivers)))
+    number = {peer: index for index, peer in enumerate(members)}
+    work = Workload(
+        rates=tuple(lines.rates[peer] for peer in members),
+        contributor_count=len(contributors),
+        up_bytes=cut.wire_bytes(0, cut.unit_count, cut.up_bytes_per_value),
+        down_bytes=cut.wire_bytes(0, cut.unit_count, cut.down_bytes_per_value),
+        pair_limits={
+            (number[sender], number[receiver]): limit
+            for (sender, receiver), limit in lines.pair_limits.items()
+            if sender in number and receiver in number
+        },
+        delay_s=lines.delay_s,
+    )
     owners: tuple[OwnerRun, ...] = ()
     predicted_s: float | None = bound_s(work)
     if cut.unit_count:
@@ -122,43 +133,6 @@ def make_plan(
         bound_s=bound_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-
-
-def _members(contributors: Sequence[str], receivers: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys((*contributors, *receivers)))
-
-
-def _workload(
-    cut: _Cut, members: Sequence[str], contributor_count: int, lines: LineCapacities
-) -> Workload:
-    number = {peer: index for index, peer in enumerate(members)}
-    return Workload(
-        rates=tuple(lines.rates[peer] for peer in members),
-        contributor_count=contributor_count,
-        up_bytes=cut.wire_bytes(0, cut.unit_count, cut.up_bytes_per_value),
-        down_bytes=cut.wire_bytes(0, cut.unit_count, cut.down_bytes_per_value),
-        pair_limits={
-            (number[sender], number[receiver]): limit
-            for (sender, receiver), limit in lines.pair_limits.items()
-            if sender in number and receiver in number
-        },
-        delay_s=lines.delay_s,
-    )
-
-
-def planned_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float | None:
-    """Return how long an earlier order takes over lines as known now; None if one is not."""
-    contributors, plan = [each.peer for each in order.contributors], order.plan
-    members = _members(contributors, order.receivers)
-    if not lines.rates.keys() >= set(members):
-        return None
-    codecs = (wire_bytes_per_value(plan.codec_up), wire_bytes_per_value(plan.codec_down))
-    cut = _Cut(size, plan.chunk_elements, *codecs)
-    owned: Counter[str] = Counter()
-    for run in plan.owners:
-        owned[run.peer] += run.unit_count
-    work = _workload(cut, members, len(contributors), lines)
-    return _needed_s(cut, work, [owned[peer] for peer in contributors])
 
 
 def _without_barred(

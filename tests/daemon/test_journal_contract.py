@@ -109,13 +109,14 @@ def test_commits_come_with_the_times_of_their_rounds(reopen: Reopen, clock: Cloc
         if number != 4:  # that one was aborted
             journal.append(RoundCommitted(Commit(number, 1, 0, 0, 100, (), b"d" * 32)))
         clock.now_s += 1.0
-    found = journal.commits(100, {1, 6})
-    assert [each.commit.round for each in found] == [2, 3, 5, 7]
+    found = journal.rounds(100, {1, 6})
+    assert [each.record.round for each in found] == [2, 3, 4, 5, 7]
     for each in found:
-        assert each.opened_at == 1_000_000.0 + 3.5 * (each.commit.round - 1)
-        assert each.committed_at == each.opened_at + 2.5
-    assert [each.commit.round for each in journal.commits(2, ())] == [6, 7]
-    assert [each.round.round for each in journal.uncommitted(100, ())] == [4]
+        assert each.opened_at == 1_000_000.0 + 3.5 * (each.record.round - 1)
+        aborted = isinstance(each.record, RoundNumbered)
+        assert aborted == (each.record.round == 4)
+        assert each.committed_at == (None if aborted else each.opened_at + 2.5)
+    assert [each.record.round for each in journal.rounds(2, ())] == [6, 7]
 
 
 def test_a_run_begins_with_its_first_round_and_ends_when_it_is_finished(

@@ -243,8 +243,7 @@ def test_without_a_writable_file_the_history_is_in_memory(tmp_path: Path) -> Non
 @pytest.mark.fault(
     "history cannot be written",
     "their errors",
-    "said once; the run goes on, what waits is written later, and what waited for too long comes"
-    " from the journal",
+    "said once; the run goes on, and once there is room the rounds come from the journal",
 )
 def test_a_full_disk_leaves_a_hole_and_is_said_once(kept: Kept) -> None:
     kept.history.write([point(1e9, 1.0)], [(1, b"{}")])

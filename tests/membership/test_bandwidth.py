@@ -334,24 +334,6 @@ def test_a_round_remembers_what_it_should_have_taken() -> None:
     assert past["bound_s"] == pytest.approx(4 / 3 * 64 / 1e3)
 
 
-def test_predictions_do_not_count_twice_that_lines_were_taken_for_slower() -> None:
-    """By the rates of the first report a round took a tenth of what was predicted; by today's, what
-    it took.
-    """
-    table = started(A, B, C)
-    for peer in (A, B, C):
-        table.say(peer, report(1e3, 1e3, seconds=100.0))
-    for took_s in (1.0, 1.1, 1.05):
-        order = table.reduce(A, B, C)
-        table.wait(took_s, A, B, C)
-        table.reduced(order, A, B, C)
-        for peer in (A, B, C):
-            table.say(peer, report(1e4, 1e4, seconds=100.0))
-    table.reduce(A, B, C)
-    plan = table.status()["rounds"][-1]["plan"]
-    assert plan["predicted_s"] == pytest.approx(1.05, rel=0.05)
-
-
 def test_a_round_that_never_reduced_has_no_plan() -> None:
     table = started(A, B, C)
     table.open_round()

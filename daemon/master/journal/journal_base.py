@@ -85,15 +85,6 @@ class GrantRow:
     invite: str = ""
 
 
-@frozen
-class UsableInvite:
-    """An invite that still admits machines, until ``expires_s`` (unix seconds)."""
-
-    id: str
-    uses_left: int
-    expires_s: float
-
-
 @define
 class Token:
     """An invite's token, as the journal knows it; the journal alone changes it."""
@@ -129,20 +120,17 @@ class JournalCut:
 
 
 @frozen
-class Committed:
-    """A round's commit in the journal; times are unix seconds, None if not known."""
+class JournaledRound:
+    """A round in the journal: its commit, or that it was opened; times are unix seconds.
 
-    commit: Commit
+    Attributes:
+      opened_at: None if it is not known.
+      committed_at: None if it was not committed.
+    """
+
+    record: Commit | journal.RoundNumbered
     opened_at: float | None
-    committed_at: float
-
-
-@frozen
-class Uncommitted:
-    """A round in the journal that was opened, at unix seconds, and not committed."""
-
-    round: journal.RoundNumbered
-    opened_at: float
+    committed_at: float | None
 
 
 class Journal(ABC):
@@ -247,36 +235,28 @@ class Journal(ABC):
         """Return when the last record of a kind was written (unix seconds); None without any."""
         return self._time_of("max", kind)
 
-    def commits(self, count: int, known: Container[int]) -> list[Committed]:
-        """Return unknown commits among the newest ``count``, oldest first; no writer waits."""
-        found: list[Committed] = []
-        opened_at: dict[int, float] = {}
+    def rounds(self, count: int, known: Container[int]) -> list[JournaledRound]:
+        """Return unknown rounds among the newest ``count``, oldest first; no writer waits."""
+        found: dict[int, JournaledRound] = {}
         size_bytes = 0
         with self._newest_rounds(count) as rows:
             for kind, body, at_s in rows:
                 plain = msgpack.unpackb(body)
-                if kind == journal.RoundNumbered.__name__:
-                    opened_at[plain["round"]] = at_s
-                elif plain["commit"]["round"] not in known and size_bytes < COMMITS_BYTES_MAX:
-                    size_bytes += len(body)
-                    record = wire.from_plain(journal.RoundCommitted, plain)
-                    found.append(Committed(record.commit, None, at_s))
-        return [
-            evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
-        ]
-
-    def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
-        """Return unknown rounds without a commit among the newest ``count``, oldest first."""
-        found: dict[int, Uncommitted] = {}
-        committed: set[int] = set()
-        with self._newest_rounds(count) as rows:
-            for kind, body, at_s in rows:
-                plain = msgpack.unpackb(body)
-                if kind == journal.RoundCommitted.__name__:
-                    committed.add(plain["commit"]["round"])
-                elif plain["round"] not in known and plain["round"] not in committed:
+                opened = kind == journal.RoundNumbered.__name__
+                number = plain["round"] if opened else plain["commit"]["round"]
+                if number in known:
+                    continue
+                if opened and number in found:
+                    found[number] = evolve(found[number], opened_at=at_s)
+                elif opened:
                     record = wire.from_plain(journal.RoundNumbered, plain)
-                    found[record.round] = Uncommitted(record, at_s)
+                    found[number] = JournaledRound(record, at_s, None)
+                elif size_bytes >= COMMITS_BYTES_MAX:
+                    break
+                else:
+                    size_bytes += len(body)
+                    commit = wire.from_plain(journal.RoundCommitted, plain).commit
+                    found[number] = JournaledRound(commit, None, at_s)
         return [found[number] for number in sorted(found)]
 
     def run_times(self) -> tuple[float | None, float | None]:
@@ -348,19 +328,6 @@ class Journal(ABC):
                 self._write(("update tokens set withdrawn = 1 where hash = ?", (key,)))
                 self._tokens[key].withdrawn = True
             return bool(found)
-
-    def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
-        """Return the invites that would admit a machine (a founder) in this role, oldest first."""
-        now_s = self._now()
-        return [
-            UsableInvite(_id_of(key), row.uses_left, row.expires_s)
-            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
-            if row.uses_left > 0
-            and row.expires_s >= now_s
-            and not row.withdrawn
-            and row.role is role
-            and (row.founder or not founder)
-        ]
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         with self._writing:

@@ -53,7 +53,6 @@ class Attempt:
     estimate: PlanEstimate
     started_s: float
     adopted: bool = False  # begun under the previous master: its duration is not known
-    correction: float = 1.0  # what the estimate's prediction is multiplied by
     # Reports count under this number; the order's, later the last repair's.
     number: int = Factory(lambda self: self.order.attempt, takes_self=True)
     # By chunk, by the plan and the repairs since.
@@ -87,17 +86,6 @@ class Attempt:
     def receivers(self) -> tuple[str, ...]:
         """Return the receivers of the order; one that does not contribute is a listener."""
         return self.order.receivers
-
-    @property
-    def predicted_s(self) -> float | None:
-        """Return how long the attempt should take, or None if a contributor's line is not known."""
-        predicted_s = self.estimate.predicted_s
-        return None if predicted_s is None else self.correction * predicted_s
-
-    @property
-    def undisturbed(self) -> bool:
-        """Return whether it is the round's first attempt, lost nobody and was not adopted."""
-        return self.number == 1 and not (self.lost or self.adopted or self.gone)
 
     def peers(self) -> list[str]:
         """Return the contributors of the order."""

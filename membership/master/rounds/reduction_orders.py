@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from itertools import islice
 
 from attrs import define, evolve
 
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
-from ...planning.plan import make_plan, planned_s
+from ...planning.plan import make_plan
 from ...planning.shares import NoReachableOwnerError
 from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
@@ -19,7 +17,7 @@ from ..state.journal import RoundOrdered
 from ..state.roster import CopyState, caps_of
 from .attempt import Attempt
 from .audits import Auditing
-from .round import Round, RoundPhase
+from .round import Round
 from .round_table import RoundTable
 
 # Attempts from nothing in one round; then it is aborted, and a new round asks all contributors
@@ -29,7 +27,6 @@ RERUNS_MAX = 7
 # run orders the round again after a restart.
 RECORDED_RECEIVERS_MAX = 256
 CONTROL_TRIPS = 2  # Reduce and Reduced, one way each; the master counts as far away as a member
-CORRECTED_BY = 3  # recent rounds by whose durations predictions are corrected
 
 
 @define(eq=False)
@@ -83,11 +80,10 @@ class ReductionOrders:
             receivers=tuple(receivers),
             plan=plan,
         )
-        correction = self._correction(lines)
         if estimate.predicted_s is not None:
             trips_s = CONTROL_TRIPS * lines.delay_s
             estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
-        round_.attempt = Attempt(message, estimate, now_s, correction=correction)
+        round_.attempt = Attempt(message, estimate, now_s)
         self.round_table.leases.ordered(round_.number, [each.peer for each in contributors])
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
             ready = tuple(round_.answers.ready[each.peer] for each in contributors)
@@ -95,35 +91,6 @@ class ReductionOrders:
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
-
-    def _correction(self, lines: LineCapacities) -> float:
-        """Return by how much recent rounds took longer than their plans need over lines as known
-        now.
-
-        That is the time for encoding and adding up, for other rounds on the same lines, and
-        whatever else no plan knows: the median of the undisturbed rounds. By what was known of the
-        lines then, a round's surplus would contain the error of rates that have been corrected
-        since.
-        """
-        rounds = (
-            round_
-            for round_ in reversed(self.round_table.past)
-            if round_.phase is RoundPhase.COMMITTED and round_.running().undisturbed
-        )
-        surplus = (
-            (round_.ended_s - round_.running().started_s) / needed_s
-            for round_ in rounds
-            if (needed_s := self._needed_s(round_.running(), lines))
-        )
-        recent = list(islice(surplus, CORRECTED_BY))
-        return statistics.median(recent) if recent else 1.0
-
-    def _needed_s(self, attempt: Attempt, lines: LineCapacities) -> float | None:
-        """Return how long an earlier attempt's plan would take over these lines, uncorrected."""
-        size = self.context.history.sizes[attempt.order.fragment]
-        if (needed_s := planned_s(attempt.order, size, lines)) is not None:
-            return needed_s + CONTROL_TRIPS * lines.delay_s
-        return attempt.estimate.predicted_s
 
     def _without_route(
         self, round_: Round, contributors: tuple[Contributor, ...], adding: set[str]

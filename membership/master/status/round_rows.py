@@ -78,42 +78,43 @@ def recorded_round(round_: Round, opened_at: float, ended_at: float) -> Recorded
     return RecordedRound(**_past(round_), marks=marks, opened_at=opened_at, ended_at=ended_at)
 
 
-# Of a round that only the journal knows.
-_UNKNOWN: dict[str, Any] = {
-    "repairs": None,
-    "reruns": None,
-    "lost": {},
-    "declined": {},
-    "opened_s": None,
-    "open_s": None,
-    "reduce_s": None,
-    "plan": None,
-}
-
-
 def journaled_round(
-    commit: Commit, name_of: Callable[[str], str], opened_at: float | None, ended_at: float
+    record: Commit | RoundNumbered,
+    name_of: Callable[[str], str],
+    opened_at: float | None,
+    ended_at: float,
 ) -> RecordedRound:
-    """Return the record of a committed round of which only the journal's part is known.
+    """Return the record of a round of which only the journal's part is known.
 
     Args:
+      record: its commit; without one it was open when its master ended.
       name_of: returns a peer's name, or an empty string.
       opened_at: Unix seconds.
-      ended_at: Unix seconds.
+      ended_at: Unix seconds; of a round without a commit those of the master's restart.
     """
-    added = contents_of(commit)
-    peers = [each.contributor.peer for each in added.added]
+    commit = record if isinstance(record, Commit) else None
+    added = MeanContents(()) if commit is None else contents_of(commit)
+    why = "the master was restarted while the round was open"
+    if commit is not None:
+        why = f"{format_committed(added)}; only the journal's part of this round is known"
     return RecordedRound(
-        **_UNKNOWN,
         **_mean(added, None),
-        round=commit.round,
-        fragment=commit.fragment,
-        version=commit.version,
-        at_step=commit.at_step,
-        outcome="committed",
-        why=f"{format_committed(added)}; only the journal's part of this round is known",
-        attempts=commit.attempt,
-        digest=commit.digest.hex(),
+        round=record.round,
+        fragment=record.fragment,
+        version=record.version,
+        at_step=record.at_step,
+        outcome="aborted" if commit is None else "committed",
+        why=why,
+        attempts=0 if commit is None else commit.attempt,
+        repairs=None,
+        reruns=None,
+        lost={},
+        declined={},
+        digest="" if commit is None else commit.digest.hex(),
+        opened_s=None,
+        open_s=None,
+        reduce_s=None,
+        plan=None,
         marks={
             peer: RoundMarkRow(
                 name=name_of(peer) or peer[:8],
@@ -121,32 +122,8 @@ def journaled_round(
                 reduced_s=None,
                 state=PastRole.CONTRIBUTED.value,
             )
-            for peer in peers
+            for peer in (each.contributor.peer for each in added.added)
         },
-        opened_at=opened_at,
-        ended_at=ended_at,
-    )
-
-
-def uncommitted_round(record: RoundNumbered, opened_at: float, ended_at: float) -> RecordedRound:
-    """Return the record of a round that was open when its master ended.
-
-    Args:
-      opened_at: Unix seconds.
-      ended_at: Unix seconds, of the master's restart.
-    """
-    return RecordedRound(
-        **_UNKNOWN,
-        **_mean(None, None),
-        round=record.round,
-        fragment=record.fragment,
-        version=record.version,
-        at_step=record.at_step,
-        outcome="aborted",
-        why="the master was restarted while the round was open",
-        attempts=0,
-        digest="",
-        marks={},
         opened_at=opened_at,
         ended_at=ended_at,
     )
@@ -183,10 +160,7 @@ def _since(round_: Round, at_s: float | None) -> float | None:
 def _plan(attempt: Attempt | None, end_s: float) -> PlanRow | None:
     if attempt is None:
         return None
-    return PlanRow(
-        **{**attrs.asdict(attempt.estimate), "predicted_s": attempt.predicted_s},
-        took_s=end_s - attempt.started_s,
-    )
+    return PlanRow(**attrs.asdict(attempt.estimate), took_s=end_s - attempt.started_s)
 
 
 def _mean(made: MeanContents | None, attempt: Attempt | None) -> dict[str, Any]:
