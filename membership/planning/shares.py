@@ -7,33 +7,33 @@ receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` by
     up    S_up   (1 - w) + S_down (r - 1) w
     down  S_down (1 - w) + S_up   (n - 1) w
 
-and a member that only receives takes ``S_down``. All is linear in the shares, and the least time T
-in which every line moves what it must is a linear program. Where only the members' own lines are
-limits, each owner's load depends on its own share alone, so T is found by bisection: the shares
-that fit into T must add up to 1 (*filling*). For ``S_up = S_down = S``, equal up and down rates b,
-and contributors only (n > 2), that is the weighted butterfly
+and a member that only receives takes ``S_down``. Each owner's load depends on its own share alone,
+so the least time T in which every line moves what it must is found by bisection: the shares that
+fit into T must add up to 1. For ``S_up = S_down = S``, equal up and down rates b, and contributors
+only (n > 2), that is the weighted butterfly
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
-A pair of members with a limit of its own (a relayed one) ties shares together: then the program is
-solved as such. No shares can beat ``bound_s``.
+A pair of members with a limit of its own (a relayed one) carries the sender's results and its
+contribution to the receiver's chunks. So that the two shares do not depend on each other, each may
+be as large as if the other were, too. Nearly all such plans lose nothing by that.
+
+No shares can beat ``bound_s``.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 from attrs import Factory, evolve, frozen
 
-from ...protocol.errors import HoldfastError, LocalProtocolError
+from ...protocol.errors import HoldfastError
 from .bandwidth import Bandwidth
 
 BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
 ROUNDING = 1e-12  # relative error of sums of floats
 UNEQUAL_GAIN_MIN = 1.1  # shares are equal unless the best ones are faster by this factor
-PROGRAM_SLACK = 1e-7  # relative difference that the solver takes for equal
 
 # One direction of a line: its speed, the bytes of a member without any share, and the bytes that a
 # share of 1 adds.
@@ -147,11 +147,27 @@ def bound_s(work: Workload) -> float:
 
 def best_shares(work: Workload) -> list[float]:
     """Return the best shares, adding up to 1; raise NoReachableOwnerError if none can own."""
-    if len(work.barred()) == work.contributor_count:
+    barred = work.barred()
+    count = work.contributor_count
+    if len(barred) == count:
         raise NoReachableOwnerError("no contributor can be reached by all members of the round")
-    if any(limit > 0 for limit in work.pair_limits.values()):
-        return program_shares(work)
-    return filled_shares(work)
+    if count == 1:
+        return [1.0]
+    lines = _directions(work)
+    low_s = high_s = bound_s(work) - 2 * work.delay_s  # members that only receive are in it
+    while (fitting := _fitting(lines, barred, high_s)) is None:
+        low_s, high_s = high_s, 2 * high_s
+    for _halving in range(BISECTIONS if low_s < high_s else 0):
+        middle_s = (low_s + high_s) / 2
+        found = _fitting(lines, barred, middle_s)
+        if found is None:
+            low_s = middle_s
+        else:
+            high_s, fitting = middle_s, found
+    least, most = fitting
+    spread = sum(most) - sum(least)
+    part = (1 - sum(least)) / spread if spread > 0 else 0.0
+    return _normalise([a + part * (b - a) for a, b in zip(least, most, strict=True)])
 
 
 def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -> list[float]:
@@ -173,63 +189,25 @@ def equal_shares(work: Workload) -> list[float]:
     return [0.0 if member in barred else 1 / (count - len(barred)) for member in range(count)]
 
 
-def filled_shares(work: Workload) -> list[float]:
-    """Return the best shares where no pair has a limit but 0."""
-    barred = work.barred()
-    count = work.contributor_count
-    if count == 1:
-        return [1.0]
-    lines = [_directions(work, rate) for rate in work.contributor_rates]
-    low_s = bound_s(work) - 2 * work.delay_s  # members that only receive are in it
-    # Twice the time of the best single owner: in that time shares fit, in spite of rounding.
-    high_s = 2 * _single_owner_s(work, barred)
-    fitting = _fitting(lines, barred, low_s)
-    if fitting is None:
-        for _halving in range(BISECTIONS):
-            middle_s = (low_s + high_s) / 2
-            if _fitting(lines, barred, middle_s) is None:
-                low_s = middle_s
-            else:
-                high_s = middle_s
-        fitting = _fitting(lines, barred, high_s)
-    if fitting is None:
-        raise LocalProtocolError("no shares fit into the time that one owner needs for everything")
-    least, most = fitting
-    spread = sum(most) - sum(least)
-    part = (1 - sum(least)) / spread if spread > 0 else 0.0
-    return _normalise([a + part * (b - a) for a, b in zip(least, most, strict=True)])
-
-
-def _single_owner_s(work: Workload, barred: set[int]) -> float:
-    """Return the time of the best single owner of everything, without delays and pair limits."""
-    count, receivers = work.contributor_count, len(work.rates)
-    others = [
-        max(
-            work.up_bytes / rate.up_bytes_per_s if member < count else 0.0,
-            work.down_bytes / rate.down_bytes_per_s,
-        )
-        for member, rate in enumerate(work.rates)
-    ]
-    slowest = max(range(receivers), key=others.__getitem__)
-    next_s = max((each for member, each in enumerate(others) if member != slowest), default=0.0)
-    return min(
-        max(
-            (receivers - 1) * work.down_bytes / rate.up_bytes_per_s,
-            (count - 1) * work.up_bytes / rate.down_bytes_per_s,
-            next_s if owner == slowest else others[slowest],
-        )
-        for owner, rate in enumerate(work.contributor_rates)
-        if owner not in barred
-    )
-
-
-def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
+def _directions(work: Workload) -> list[list[Direction]]:
+    """Return what limits each contributor's share."""
     receivers, count = len(work.rates), work.contributor_count
     up, down = work.up_bytes, work.down_bytes
-    return (
-        (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
-        (rate.down_bytes_per_s, down, (count - 1) * up - down),
-    )
+    lines = [
+        [
+            (rate.up_bytes_per_s, up, (receivers - 1) * down - up),
+            (rate.down_bytes_per_s, down, (count - 1) * up - down),
+        ]
+        for rate in work.contributor_rates
+    ]
+    for (sender, receiver), limit in work.pair_limits.items():
+        if limit > 0 and sender < count:
+            if receiver < count:
+                lines[sender].append((limit, 0.0, up + down))
+                lines[receiver].append((limit, 0.0, up + down))
+            else:
+                lines[sender].append((limit, 0.0, down))
+    return lines
 
 
 def _fitting(
@@ -257,118 +235,6 @@ def _fitting(
     if sum(least) > 1 + ROUNDING or sum(most) < 1 - ROUNDING:
         return None
     return least, most
-
-
-def program_shares(work: Workload) -> list[float]:
-    """Return the best shares in general, by a linear program, and of equally fast ones the most
-    even.
-
-    *Even*: the largest part that a member owns, of what its line could own in that time, is as
-    small as possible. A solver's own choice would fill one line completely and leave others idle.
-    """
-    count = work.contributor_count
-    if count == 1:
-        return [1.0]
-    barred = work.barred()
-    rows, limits = _program(work)
-    most = [0.0 if member in barred else 1.0 for member in range(count)]
-    # The value to minimise is the time, in units of the bound.
-    fastest = _least([[*row, -1.0] for row in rows], limits, most)
-    units = fastest[count] * (1 + PROGRAM_SLACK)
-    largest = _largest_shares(work, units * (bound_s(work) - 2 * work.delay_s))
-    parts = [
-        [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(largest)
-    ]
-    try:
-        best = _least(
-            [*([*row, 0.0] for row in rows), *parts],
-            [*(limit + units for limit in limits), *([0.0] * count)],
-            most,
-        )
-    except LocalProtocolError:  # a rounding error left no room within the time
-        best = fastest
-    shares = best[:count]
-    return _normalise([0.0 if member in barred else share for member, share in enumerate(shares)])
-
-
-def _least(
-    rows: Sequence[Sequence[float]], limits: Sequence[float], most: Sequence[float]
-) -> list[float]:
-    """Return the shares with which a further variable, the last one, is least, and that variable.
-
-    ``row . variables <= limit`` holds for each row; ``most`` is each member's largest share. They
-    add up to 1, and none is negative. LocalProtocolError is raised if the solver finds none.
-    """
-    import highspy  # few masters have limited pairs
-
-    count = len(most)
-    filled = [
-        [(variable, value) for variable, value in enumerate(row) if value]
-        for row in (*rows, [1.0] * count + [0.0])
-    ]
-    program = highspy.HighsLp()
-    program.num_row_, program.num_col_ = len(filled), count + 1
-    program.col_cost_ = [0.0] * count + [1.0]
-    program.col_lower_ = [0.0] * (count + 1)
-    program.col_upper_ = [*most, math.inf]
-    program.row_lower_ = [*([-math.inf] * len(rows)), 1.0]
-    program.row_upper_ = [*limits, 1.0]
-    matrix = program.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kRowwise
-    matrix.start_ = [0, *itertools.accumulate(map(len, filled))]
-    matrix.index_ = [variable for row in filled for variable, _value in row]
-    matrix.value_ = [value for row in filled for _variable, value in row]
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("threads", 1)
-    solver.passModel(program)
-    solver.run()
-    status = solver.getModelStatus()
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise LocalProtocolError(
-            f"the plan's linear program has no solution: {solver.modelStatusToString(status)}"
-        )
-    return [float(value) for value in solver.getSolution().col_value]
-
-
-def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
-    """Return the rows and limits of ``load . shares - time <= limit``, in units of the bound."""
-    count, up, down = work.contributor_count, work.up_bytes, work.down_bytes
-    unit_s = bound_s(work) - 2 * work.delay_s
-    rows: list[list[float]] = []
-    limits: list[float] = []
-
-    def add(loads: Mapping[int, float], base: float, rate: float) -> None:
-        row = [0.0] * count
-        for member, load in loads.items():
-            row[member] += load / (rate * unit_s)
-        rows.append(row)
-        limits.append(-base / (rate * unit_s))
-
-    for member, rate in enumerate(work.contributor_rates):
-        for speed, base, slope in _directions(work, rate):
-            add({member: slope}, base, speed)
-    for rate in work.rates[count:]:
-        add({}, down, rate.down_bytes_per_s)
-    for (sender, receiver), limit in work.pair_limits.items():
-        if limit > 0 and sender < count:
-            loads = {sender: down}
-            if receiver < count:
-                loads[receiver] = up
-            add(loads, 0.0, limit)
-    return rows, limits
-
-
-def _largest_shares(work: Workload, seconds: float) -> list[float]:
-    """Return the share that each contributor's own line could own in that time, at most 1."""
-    most = []
-    for rate in work.contributor_rates:
-        high = math.inf
-        for speed, base, slope in _directions(work, rate):
-            if slope > 0:
-                high = min(high, max(0.0, seconds * speed - base) / slope)
-        most.append(high if high < math.inf else 1.0)
-    return most
 
 
 def _normalise(shares: Sequence[float]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -235,15 +234,4 @@ def test_what_a_codec_takes_on_the_wire_is_known_for_all() -> None:
         most = codec.encoded_bytes(count) / count  # of topk it is what it never exceeds
         assert wire_bytes_per_value(name) == pytest.approx(
             most, rel={"topk": 0.1, "topk16": 0.1, "topk8": 0.1, "topk4": 0.12}.get(name, 1e-3)
-        )
-
-
-def test_a_plan_without_limited_pairs_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    planned(FragmentSize(1_000_000, 0, 0), [Bandwidth(1e6, 2e6)] * 4, 1)
-    with pytest.raises(ImportError):
-        planned(
-            FragmentSize(1_000_000, 0, 0),
-            [Bandwidth(1e6, 2e6)] * 4,
-            pair_limits={(PEERS[0], PEERS[1]): 1e3},
         )

@@ -69,7 +69,7 @@ def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
     """Large packages are imported by the commands that need them."""
     done = run_guarded(
         "import holdfast.daemon.cli.command_line\n"
-        "print(sorted({'numpy', 'zstandard', 'fsspec', 'highspy'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'zstandard', 'fsspec'} & set(sys.modules)))"
     )
 
     assert done.stdout == "[]\n", done.stderr

@@ -22,7 +22,7 @@ ROOMS = {init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")}
 FOR_DEVELOPERS = {"simulation"}  # not in the wheel
 
 # Rooms whose arithmetic or rules must stay easy to reason about; others may use any dependency.
-THIRD_PARTY_ALLOWED = {"diloco": {"numpy"}, "membership": {"attr", "attrs", "msgspec", "highspy"}}
+THIRD_PARTY_ALLOWED = {"diloco": {"numpy"}, "membership": {"attr", "attrs", "msgspec"}}
 
 
 def project() -> dict[str, Any]:
