@@ -15,7 +15,6 @@ from ..membership.shared.run_status import (
     CopyRow,
     HeadRow,
     PeerId,
-    RecordedRound,
     RoleName,
     RunStatus,
     about,
@@ -186,18 +185,6 @@ class PeerStatus:
         str,
         about('"203.0.113.7:29701 by PCP": asked of the router; or why not; empty: not needed.'),
     ] = ""
-
-
-@frozen(kw_only=True)
-class ShownRound(RecordedRound):
-    """A round that is over, with names beside the ids."""
-
-    at: float
-    names: tuple[str, ...]
-    lost_names: tuple[str, ...]
-    left_out: Annotated[
-        tuple[str, ...], about("Names of those that it went on without, with the reasons.")
-    ]
 
 
 def read(answer: object, kind: type[R]) -> R:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...membership.shared.run_status import RecordedRound
 from ..metrics_store import PastEvent
 from ..process.paths import DaemonAddress
 from ..status_records import (
@@ -17,7 +18,6 @@ from ..status_records import (
     MasterStatus,
     PeerStatus,
     PendingRow,
-    ShownRound,
     read,
 )
 from .daemon_client import Json, call
@@ -48,35 +48,19 @@ def format_pending(row: PendingRow) -> str:
     )
 
 
-def rounds_of(control: DaemonAddress, limit: int) -> list[ShownRound]:
-    """Fetch the finished rounds with the names of their contributors, the newest first."""
-    rows: list[ShownRound] = []
+def rounds_of(control: DaemonAddress, limit: int) -> list[RecordedRound]:
+    """Fetch the finished rounds, the newest first."""
+    rows: list[RecordedRound] = []
     query: dict[str, str | int] = {}
     while len(rows) < limit:
         query["limit"] = count = min(limit - len(rows), ROUNDS_ANSWER_MAX)
-        page = call(control, "rounds", None, query=query)["rounds"]
-        rows += map(shown_round, page)
+        answer = call(control, "rounds", None, query=query)
+        page = read(answer["rounds"], list[RecordedRound])
+        rows += page
         if len(page) < count:
             break
-        query["before"] = page[-1]["round"]
+        query["before"] = page[-1].round
     return rows
-
-
-def shown_round(answer: Json) -> ShownRound:
-    """Return a recorded round with names beside the ids."""
-    names = {peer: mark["name"] for peer, mark in answer["marks"].items()}
-    # A contributor that dies before the reduction is only marked.
-    marked = [peer for peer, mark in answer["marks"].items() if mark["state"] == "lost"]
-    lost = dict.fromkeys([*answer["lost"], *marked])
-    left_out = {peer: why for peer, why in answer["declined"].items() if peer not in lost}
-    opened_at = answer["opened_at"]
-    more = {
-        "at": answer["ended_at"] if opened_at is None else opened_at,
-        "names": [names.get(c["peer"], c["peer"][:8]) for c in answer["contributors"]],
-        "lost_names": [names.get(peer, peer[:8]) for peer in lost],
-        "left_out": [f"{names.get(peer, peer[:8])} ({why})" for peer, why in left_out.items()],
-    }
-    return read({**answer, **more}, ShownRound)
 
 
 def events_of(

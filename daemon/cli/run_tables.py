@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...membership.shared.run_status import DepartedRow
+from ...membership.shared.run_status import DepartedRow, RecordedRound
 from ..metrics_store import PastEvent
-from ..status_records import ShownRound
 
 # A pipe has no edge, so no table cell may be cut.
 PIPE_COLUMNS = 1_000
@@ -110,7 +109,7 @@ def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:
     return text if cap_bytes_per_s is None else f"{text} (cap {cap_bytes_per_s / 1e6:g})"
 
 
-def show_rounds(rows: Sequence[ShownRound]) -> None:
+def show_rounds(rows: Sequence[RecordedRound]) -> None:
     console = plain_console()
     if not rows:
         console.print("no round has finished yet")
@@ -121,7 +120,7 @@ def show_rounds(rows: Sequence[ShownRound]) -> None:
         add(
             table,
             row.round,
-            format_time(row.at),
+            format_time(row.ended_at if row.opened_at is None else row.opened_at),
             row.fragment,
             row.outcome,
             format_contributors(row) or "-",
@@ -132,28 +131,36 @@ def show_rounds(rows: Sequence[ShownRound]) -> None:
     console.print(table)
 
 
-def format_contributors(row: ShownRound) -> str:
+def format_contributors(row: RecordedRound) -> str:
     """Their names; with the share of the chunks that it is in, who is not in all."""
     # In an aborted round all shares are 0.
-    shares = [each.chunk_share or 1.0 for each in row.contributors]
+    shares = [(_name(row, each.peer), each.chunk_share or 1.0) for each in row.contributors]
     return ", ".join(
-        name if share == 1.0 else f"{name} (in {share:.0%} of the chunks)"
-        for name, share in zip(row.names, shares, strict=True)
+        name if share == 1.0 else f"{name} (in {share:.0%} of the chunks)" for name, share in shares
     )
+
+
+def _name(row: RecordedRound, peer: str) -> str:
+    return row.marks[peer].name if peer in row.marks else peer[:8]
 
 
 def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
-def format_round_reason(row: ShownRound) -> str:
+def format_round_reason(row: RecordedRound) -> str:
     """Return what was unusual about a round; empty if nothing was."""
     unusual = row.outcome != "committed" or row.open_s is None
     parts = [row.why] if unusual and row.why else []
-    if row.lost_names:
-        parts.append(f"lost {', '.join(row.lost_names)}")
-    if row.left_out:
-        parts.append(f"without {', '.join(row.left_out)}")
+    # A contributor that dies before the reduction is only marked.
+    marked = [peer for peer, mark in row.marks.items() if mark.state == "lost"]
+    lost = dict.fromkeys([*row.lost, *marked])
+    if lost:
+        parts.append(f"lost {', '.join(_name(row, peer) for peer in lost)}")
+    declined = {peer: why for peer, why in row.declined.items() if peer not in lost}
+    if declined:
+        told = (f"{_name(row, peer)} ({why})" for peer, why in declined.items())
+        parts.append(f"without {', '.join(told)}")
     if row.repairs:
         parts.append(f"repaired {row.repairs}x")
     if row.reruns:

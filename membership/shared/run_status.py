@@ -33,14 +33,6 @@ def about(text: str) -> Any:
 
 
 @frozen(kw_only=True)
-class RunName:
-    """A run's identity."""
-
-    id: str
-    name: str
-
-
-@frozen(kw_only=True)
 class Headline:
     """The run in a few figures; null where a figure is not known yet."""
 
@@ -417,7 +409,6 @@ RunState = Literal[
 class RunStatus:
     """A run as the rules of its master know it."""
 
-    run: RunName
     now_s: Annotated[float, about("The master's clock.")]
     term: int
     state: RunState

@@ -71,7 +71,7 @@ def committed(preset: str, folder: Path) -> tuple[str, Roots]:
             fleet.join(f"peer{number}", preset, str(number), command=TRAINER, founder=number == 0)
             fleet.until(partial(has_members, number + 1), f"peer{number} is a member")
         # A round begins when the members have agreed on the version before it.
-        run_id = fleet.until_committed((TURNS + 1) * count)["run"]["id"]
+        run_id = fleet.until_committed((TURNS + 1) * count)["run_id"]
         fleet.kill("master")
     store = JournalStore(folder / "master" / JOURNAL_FILE)
     heads = [record.head for record in store.records() if isinstance(record, RootKnown)]

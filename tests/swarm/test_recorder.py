@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 import jsonschema
+import msgspec
 import pytest
 import trio
 
-from holdfast.daemon.cli.run_client import shown_round
 from holdfast.daemon.cli.run_tables import format_round_reason, show_rounds
 from holdfast.daemon.curves import EVERYBODY, as_columns, member_columns
 from holdfast.daemon.master import run_recorder
@@ -23,6 +23,7 @@ from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.json_answers import compact
 from holdfast.membership.master.status.headline import headline
+from holdfast.membership.shared.run_status import RecordedRound
 from holdfast.protocol.messages import METRICS_MAX, Commit, Metrics, Role
 from holdfast.simulation.swarm import Swarm
 
@@ -239,7 +240,7 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
         assert [row["round"] for row in rows[:-1]] == sorted(made)
         check_schema("RecordedRound", open_then)
         assert open_then["round"] == max(made) + 1
-        assert format_round_reason(shown_round(open_then)) == (
+        assert format_round_reason(msgspec.convert(open_then, RecordedRound)) == (
             "the master was restarted while the round was open"
         )
         assert (open_then["version"], open_then["at_step"]) == (
@@ -255,9 +256,9 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
             assert {mark["name"] for mark in row["marks"].values()} == {"a", "b", "c"}
             assert row["opened_at"] <= row["ended_at"]  # the journal's clock stands still here
             assert [row["open_s"], row["reduce_s"], row["plan"], row["repairs"]] == [None] * 4
-            shown = shown_round(row)
+            shown = msgspec.convert(row, RecordedRound)
             assert "only the journal's part" in format_round_reason(shown)
-        show_rounds([shown_round(row) for row in rows])
+        show_rounds(msgspec.convert(rows, list[RecordedRound]))
 
 
 @pytest.mark.fault("history cannot be written")

@@ -21,7 +21,6 @@ from ...shared.run_status import (
     PlaceCounts,
     RelayRow,
     RouteRow,
-    RunName,
     RunStatus,
 )
 from ..rounds.round import RoundPhase
@@ -53,7 +52,6 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
     in_progress = len(scheduler.rounds) + coordinator.adoption.undecided_count
     last = next((r for r in reversed(round_table.past) if r.phase is RoundPhase.COMMITTED), None)
     return RunStatus(
-        run=RunName(id=context.run_id, name=context.spec.run.name),
         now_s=now_s,
         term=context.term,
         state=state,
