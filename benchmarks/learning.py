@@ -46,6 +46,8 @@ DEFAULT = ["diloco2", "diloco4", "diloco4@sync_every=10", "streaming2", "sparse2
 # What was found since, and the same with AdamW for Muon or the other way round.
 FOUND = ["muon4", "muon8", "muon-streaming2", "diloco4@inner=Muon"]
 INNER = ("AdamW", "Muon")  # optimizers that the script has
+# Of presets that were measured with another one than the first; the script has no SGD.
+PRESET_INNER = {"muon": "Muon", "muon-streaming": "Muon", "allreduce": "SGD"}
 SCRIPT = Path(__file__).with_name("learning_script.py")
 FIGURE = "validation_loss"
 KEPT = ROOT / "build" / "learning"
@@ -76,7 +78,7 @@ class Arm:
         changed = dict(each.split("=", 1) for each in changes.split(",") if "=" in each)
         if preset not in (DATA_PARALLEL, *PRESETS) or not int(peers):
             raise BenchError(f"no arm {base!r}: give {DATA_PARALLEL} or a preset, and a number")
-        inner = changed.pop("inner", PRESETS[preset].inner if preset in PRESETS else INNER[0])
+        inner = changed.pop("inner", PRESET_INNER.get(preset, INNER[0]))
         if inner not in INNER or (preset == DATA_PARALLEL and changed):
             raise BenchError(
                 f"{name}: inner is one of {', '.join(INNER)}, and {DATA_PARALLEL} has"

@@ -65,7 +65,6 @@ def _align(offset: int) -> int:
 
 
 def arena_bytes(sizes: Sequence[FragmentSize]) -> int:
-    """Return the bytes of an arena for fragments of these sizes."""
     return _offsets(sizes)[1]
 
 

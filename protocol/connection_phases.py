@@ -37,7 +37,6 @@ class ConnectionPhase:
 
 
 def _defined_in(module: ModuleType) -> frozenset[type[messages.Message]]:
-    """Return the messages that a module of ``messages`` defines."""
     classes = (each for each in vars(module).values() if isinstance(each, type))
     own = (each for each in classes if each.__module__ == module.__name__)
     return frozenset(each for each in own if issubclass(each, messages.Message))

@@ -69,7 +69,6 @@ class MessageLimits:
 
 
 def limits_of(cls: type[messages.Message]) -> MessageLimits:
-    """Return the size limits of a message type."""
     found = _record(cls)
     return attrs.evolve(
         found,

@@ -17,5 +17,4 @@ class Pulse:
         over.set()
 
     async def wait(self) -> None:
-        """Wait for the next pulse."""
         await self._next.wait()

@@ -73,7 +73,6 @@ def decoded(data: bytes) -> str:
 
 
 def plural(count: int, thing: str) -> str:
-    """Return a number and what it counts."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 

@@ -24,7 +24,7 @@ from ...protocol.errors import UserError
 from ..process import logs
 from ..process.exit_codes import ExitCode
 from ..process.tasks import only_error
-from . import ask_commands, log_commands, look_commands, master_commands, run_commands
+from . import ask_commands, look_commands, master_commands, run_commands
 from .checkpoints.commands import checkpoint, export
 from .config_commands import config, init
 from .doctor_command import doctor
@@ -176,8 +176,8 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     ),
     "Look": (
         ask_commands.status,
-        log_commands.dashboard,
-        log_commands.logs,
+        look_commands.dashboard,
+        look_commands.logs,
         look_commands.peers,
         look_commands.rounds,
         look_commands.events,
@@ -187,7 +187,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.approve,
         ask_commands.kick,
         ask_commands.leave,
-        log_commands.forget,
+        look_commands.forget,
         run_commands.relay,
     ),
     "Operate": (

@@ -133,7 +133,7 @@ def _with_preset(toml_text: str, preset: str | None) -> str:
     if preset is None:
         return toml_text
     text = toml_text.replace('# preset = ""', f'preset = "{preset}"', 1)
-    for place, value in PRESETS[preset].settings.items():
+    for place, value in PRESETS[preset].items():
         key = place.partition(".")[2]
         line = f"# {key} = {json.dumps(value)}  # of the preset"
         text = re.sub(rf"^(# )?{key} = .*$", line, text, count=1, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""``holdfast config plan`` as text: a table, and a sentence about each run.toml."""
+"""``holdfast config plan`` as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS: tuple[Row, ...] = (
 def show_plan(
     conditions: Conditions, specs: Mapping[str, RunSpec], found: Mapping[str, Prediction]
 ) -> None:
-    """Print the predictions side by side, and a sentence about each."""
+    """Print the predictions side by side."""
     console = Console(highlight=False, markup=False)
     line = conditions.line
     up, down = (rate(8 * each) for each in (line.up_bytes_per_s, line.down_bytes_per_s))
@@ -54,34 +54,6 @@ def show_plan(
     for name, cell in ROWS:
         table.add_row(name, *(cell(specs[each], found[each]) for each in found))
     console.print(table)
-    console.print()
-    for name, each in found.items():
-        console.print(f"{name}: {sentence(specs[name], each, conditions)}")
-
-
-def sentence(spec: RunSpec, found: Prediction, conditions: Conditions) -> str:
-    """Return what trainers do while a round takes place."""
-    diloco, overlap = spec.diloco, spec.diloco.overlap_steps
-    what = "the model" if diloco.fragments == 1 else f"one of {diloco.fragments} fragments"
-    rounds = (
-        f"every {found.steps_per_round:g} steps"
-        f" ({seconds(found.steps_per_round * conditions.step_s)}) {what} is averaged, which takes"
-        f" {seconds(found.round_s)}."
-    )
-    if overlap == 0:
-        return f"{rounds} Trainers stop meanwhile, {part(1 - found.utilisation)} of their time."
-    meanwhile = f"{rounds} Trainers take {overlap} step{'s' if overlap > 1 else ''} meanwhile"
-    if overlap > found.steps_per_round:
-        meanwhile += ", in which the next rounds begin"
-    if not found.waited_s:
-        return f"{meanwhile}, so no trainer waits."
-    waits = (
-        f"{meanwhile} ({seconds(overlap * conditions.step_s)}), and wait for "
-        f"{seconds(found.waited_s)} a round."
-    )
-    if math.isinf(found.needed_bits_per_s):
-        return f"{waits} The round-trip time alone is longer than the overlap."
-    return f"{waits} On lines of {rate(found.needed_bits_per_s)} none would wait."
 
 
 def _codecs(spec: RunSpec) -> str:

@@ -30,7 +30,6 @@ def head_row(head: FragmentHead) -> HeadRow:
 
 
 def format_copy(copy: CopyProgress) -> str:
-    """Return the progress of a copy as a phrase."""
     text = f"copying fragment {copy.fragment}: "
     text += f"{copy.done_bytes / MIB:.0f} of {copy.all_bytes / MIB:.0f} MiB"
     text += f" from {plural(len(copy.donors), 'donor')}"

@@ -17,17 +17,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import frozen
-
 Document = dict[str, Any]  # TOML: values by key, by table
-
-
-@frozen
-class Preset:
-    """A named set of settings, by ``table.key``, measured with an inner optimizer."""
-
-    settings: Mapping[str, bool | int | float | str]
-    inner: str = "AdamW"
 
 
 # Rates and momenta are those of runs of tens of rounds, as in ``benchmarks/RESULTS.md``;
@@ -39,65 +29,54 @@ _SHORT_MUON: Final = {**_SHORT, "diloco.outer_lr": 1.0}
 
 _NF4: Final = {"reduce.codec_up": "nf4", "reduce.codec_down": "nf4"}
 
-PRESETS: Final[Mapping[str, Preset]] = {
+# By preset its settings, by ``table.key``.
+PRESETS: Final[Mapping[str, Mapping[str, bool | int | float | str]]] = {
     # The whole model every 20 steps; all trainers wait for the mean (arXiv 2311.08105).
-    "diloco": Preset({"diloco.sync_every": 20, **_SHORT}),
+    "diloco": {"diloco.sync_every": 20, **_SHORT},
     # The whole model every 20 steps, while the next 20 are trained: the mean is one phase late (the
     # asynchronous DiLoCo of PCCL's documentation, with the rate of its example; not measured here).
-    "delayed": Preset(
-        {
-            "diloco.sync_every": 20,
-            "diloco.overlap": 20,
-            "diloco.outer_lr": 0.7,
-            "diloco.outer_momentum": 0.0,
-        },
-    ),
+    "delayed": {
+        "diloco.sync_every": 20,
+        "diloco.overlap": 20,
+        "diloco.outer_lr": 0.7,
+        "diloco.outer_momentum": 0.0,
+    },
     # A fifth of the model every 4 steps, with 4 bits a value, while training goes on (arXiv
     # 2501.18512).
-    "streaming": Preset(
-        {
-            "diloco.sync_every": 20,
-            "diloco.fragments": 5,
-            "diloco.overlap": 1,
-            **_SHORT,
-            **_NF4,
-        },
-    ),
+    "streaming": {
+        "diloco.sync_every": 20,
+        "diloco.fragments": 5,
+        "diloco.overlap": 1,
+        **_SHORT,
+        **_NF4,
+    },
     # The 8th part of the values every 10 steps, with 2 bits each (SparseLoCo, arXiv 2508.15706).
-    "sparse": Preset(
-        {
-            "diloco.sync_every": 10,
-            "diloco.outer_lr": 2.0,  # in place of momentum
-            "diloco.outer_momentum": 0.0,
-            "reduce.codec_up": "topk8",
-            "reduce.codec_down": "int8+zstd",
-            "reduce.feedback_decay": 1.0,
-        },
-    ),
+    "sparse": {
+        "diloco.sync_every": 10,
+        "diloco.outer_lr": 2.0,  # in place of momentum
+        "diloco.outer_momentum": 0.0,
+        "reduce.codec_up": "topk8",
+        "reduce.codec_down": "int8+zstd",
+        "reduce.feedback_decay": 1.0,
+    },
     # The whole model every 10 steps; all trainers wait for the mean (MuLoCo, arXiv 2505.23725).
-    "muon": Preset({"diloco.sync_every": 10, **_SHORT_MUON}, inner="Muon"),
+    "muon": {"diloco.sync_every": 10, **_SHORT_MUON},
     # A fifth of the model every 2 steps, with 4 bits a value, while training goes on.
-    "muon-streaming": Preset(
-        {
-            "diloco.sync_every": 10,
-            "diloco.fragments": 5,
-            "diloco.overlap": 1,
-            **_SHORT_MUON,
-            **_NF4,
-        },
-        inner="Muon",
-    ),
+    "muon-streaming": {
+        "diloco.sync_every": 10,
+        "diloco.fragments": 5,
+        "diloco.overlap": 1,
+        **_SHORT_MUON,
+        **_NF4,
+    },
     # Every step is averaged; with plain SGD inside this is data parallel training: the baseline of
     # all others.
-    "allreduce": Preset(
-        {
-            "diloco.sync_every": 1,
-            "diloco.outer_lr": 1.0,
-            "diloco.outer_momentum": 0.0,
-            "diloco.pace": "lockstep",
-        },
-        inner="SGD",
-    ),
+    "allreduce": {
+        "diloco.sync_every": 1,
+        "diloco.outer_lr": 1.0,
+        "diloco.outer_momentum": 0.0,
+        "diloco.pace": "lockstep",
+    },
 }
 
 
@@ -108,7 +87,7 @@ def preset_settings(document: Document) -> dict[str, bool | int | float | str]:
     if not isinstance(preset, str) or preset not in PRESETS:
         return {}
     found = {}
-    for place, value in PRESETS[preset].settings.items():
+    for place, value in PRESETS[preset].items():
         table, key = place.split(".")
         given = document.get(table, {})
         if not isinstance(given, dict):

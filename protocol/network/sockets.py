@@ -169,7 +169,6 @@ class SocketNetwork:
         on_lane: LaneHandler,
         name: str,
     ) -> None:
-        """See ``network.Network.welcome``."""
         assert isinstance(stream, trio.SocketStream)
         await self._sort(stream, _Handlers(on_channel, on_lane, None), name, None)
 
@@ -301,7 +300,6 @@ class SocketNetwork:
     async def dial_over(
         self, stream: trio.abc.Stream, *, party: Party, peer: str | None, name: str
     ) -> Channel:
-        """See ``network.Network.dial_over``."""
         assert isinstance(stream, trio.SocketStream)
         try:
             share_port(stream.socket)
@@ -318,17 +316,14 @@ class SocketNetwork:
             raise
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:
-        """See ``network.Network.open_hole``."""
         return await SocketHole.open(towards, port)
 
     async def dial_lane(self, address: Address) -> trio.abc.Stream:
-        """See ``network.Network.dial_lane``."""
         return await open_tcp(address, address.host)
 
     dial_relay = dial_lane  # only their first bytes differ
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """See ``network.Network.prepare_lane``."""
         assert isinstance(stream, trio.SocketStream)
         if (slot := self._unproven.pop(stream, None)) is not None:
             slot.release()

@@ -109,8 +109,6 @@ def test_run_tomls_stand_side_by_side(tmp_path: Path) -> None:
     assert (one["sync_every"], one["fragments"], other["fragments"]) == (50, 1, 25)
     assert one["needed_bits_per_s"] is None, "there is no overlap: no line is fast enough"
     assert other["utilisation"] > one["utilisation"]
-    table = plan(str(streaming), *CASE).stdout
-    assert "every 2 steps (200 ms) one of 25 fragments is averaged" in " ".join(table.split())
 
 
 def test_peers_are_those_of_the_run_toml(tmp_path: Path) -> None:

@@ -96,7 +96,6 @@ class Attempt:
         return peer in self._contributing
 
     def serves(self, peer: str) -> bool:
-        """Return whether a peer is one of ``served``."""
         return peer in self._receiving and peer not in self.gone and peer not in self.lost
 
     def survivors(self) -> list[str]:
@@ -306,5 +305,4 @@ class Blame:
         return named.intersection(self.receivers) - self.lost.keys()
 
     def accused_by(self, peer: str) -> list[str]:
-        """Return the members that this peer accuses."""
         return [accused for accused, accusers in self.accusers.items() if peer in accusers]

@@ -347,7 +347,6 @@ class Auditing:
 
 
 def _present(attempt: Attempt, outcome: ReductionOutcome, chunk: int) -> set[str]:
-    """Return the contributors that are in a chunk."""
     for run in outcome.manifest:
         if chunk < run.chunk_count:
             bits = int.from_bytes(run.contributors, "little")

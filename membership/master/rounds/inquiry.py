@@ -63,7 +63,6 @@ class Inquiries:
         return True
 
     def end(self) -> Inquiry:
-        """End the inquiry in progress and return it."""
         inquiry, self.current = self.current, None
         assert inquiry is not None
         return inquiry

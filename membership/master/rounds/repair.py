@@ -78,5 +78,4 @@ def plan_repair(
 
 
 def holds(bits: bytes, chunk: int) -> bool:
-    """Return the bit of a chunk."""
     return chunk // 8 < len(bits) and bool(bits[chunk // 8] >> chunk % 8 & 1)

@@ -145,7 +145,6 @@ class Round:
     marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
 
     def turn(self, phase: RoundPhase) -> None:
-        """Change the phase."""
         assert phase in NEXT_PHASES[self.phase]
         self.phase = phase
 

@@ -197,7 +197,6 @@ class RunHistory:
 
     @property
     def founded(self) -> bool:
-        """Return whether the run has weights."""
         return self.layout is not None
 
     @property

@@ -138,7 +138,6 @@ class RunTotals:
     def committed(
         self, fragment: int, at_step: int, contributor_count: int, members: Iterable[Member]
     ) -> None:
-        """Add a committed round."""
         steps = at_step - self._steps.get(fragment, 0)
         self._steps[fragment] = at_step
         values_count = self._history.sizes[fragment].value_count

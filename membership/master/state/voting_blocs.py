@@ -38,7 +38,6 @@ class Election(Generic[T]):
 
 
 def voice_of(member: Member) -> Voice:
-    """Return the voice that a member is part of."""
     return member.grant.invite, line_of(member.connection.host)
 
 

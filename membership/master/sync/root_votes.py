@@ -40,7 +40,6 @@ class RootVotes:
             self._heard_s[key] = self.context.now_s
 
     def by_peer(self, fragment: int, version: int) -> dict[str, bytes]:
-        """Return the roots voted for, by peer."""
         return self._cast.get((fragment, version), {})
 
     def heard_s(self, fragment: int, version: int) -> float:
