@@ -9,7 +9,6 @@ the first one only, so not in a container, unless it has the host's network.
 
 from __future__ import annotations
 
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from ..protocol.network.socket_options import obtainable_congestion
 from .status_records import CongestionReport
 
 SYSCTL = Path("/proc/sys/net/ipv4")
-CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's, Podman's
 BBR = "bbr"
 # Measured in the lab: one connection, a line of 1 Gbit/s, a round trip of 100 ms, 0.02 % of packets
 # lost.
@@ -40,26 +38,19 @@ class CongestionSettings:
     """The kernel's settings that decide which congestion control a connection gets.
 
     Attributes:
-      default: of connections that ask for none; empty: not known.
       allowed: those that any process may choose; None: not known.
       loaded: the module of the wanted one is.
-      elsewhere: they can be changed on the container's host or in the first network namespace only.
     """
 
-    default: str
     allowed: tuple[str, ...] | None
     loaded: bool
-    elsewhere: bool
 
 
 def read_settings(wanted: str, sysctl: Path = SYSCTL) -> CongestionSettings:
-    allowed_file = sysctl / "tcp_allowed_congestion_control"
-    allowed = _read(allowed_file)
+    allowed = _read(sysctl / "tcp_allowed_congestion_control")
     return CongestionSettings(
-        default=_read(sysctl / "tcp_congestion_control") or "",
         allowed=None if allowed is None else tuple(allowed.split()),
         loaded=wanted in (_read(sysctl / "tcp_available_congestion_control") or "").split(),
-        elsewhere=_is_elsewhere(allowed_file),
     )
 
 
@@ -68,21 +59,6 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _is_elsewhere(allowed_file: Path) -> bool:
-    """Return whether this process is in a container, or in a network namespace that is not the
-    first.
-
-    Recent kernels let not even root write the list there. A file system that is mounted read-only
-    tells nothing: a system service has /proc/sys like that, on the host itself.
-    """
-    if any(map(Path.exists, CONTAINER_MARKS)):
-        return True
-    try:
-        return not allowed_file.stat().st_mode & stat.S_IWUSR
-    except OSError:
-        return False
 
 
 def examine(wanted: str) -> CongestionReport:
@@ -104,11 +80,6 @@ def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionR
         reason = not_allowed if settings.loaded else f"the kernel module tcp_{wanted} is not loaded"
         text += f", not {wanted}: {reason}" + (f"; {GAIN}" if wanted == BBR else "")
         fix = _remedy(wanted, settings)
-    elif settings.allowed is not None and wanted not in (*settings.allowed, settings.default):
-        text += (
-            ", because this process has CAP_NET_ADMIN; without it they would use"
-            f" {settings.default}"
-        )
     return CongestionReport(wanted=wanted, used=used, text=text, fix=fix)
 
 
@@ -123,8 +94,7 @@ def _remedy(wanted: str, settings: CongestionSettings) -> str:
         # Loaded, bbr may be chosen by every process.
         now, later = f"modprobe tcp_{wanted}", f"echo tcp_{wanted} > {MODULES_FILE}"
         unless = " (unless this kernel lacks that module)"
-    where = " on the host, not in this container or network namespace" if settings.elsewhere else ""
-    return f"as root{where}: `{now}`, for after a reboot `{later}`{unless}"
+    return f"as root (of a container: on its host) `{now}`, for after a reboot `{later}`{unless}"
 
 
 @define
