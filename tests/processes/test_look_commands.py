@@ -56,8 +56,9 @@ def test_rounds_are_listed_the_newest_first(fleet: Fleet) -> None:
     told = json.loads(fleet.said("rounds", "--limit", "2", "--json"))["rounds"]
     assert [row["outcome"] for row in told] == ["committed", "committed"]
     assert told[0]["round"] == told[1]["round"] + 1
-    assert told[0]["names"] == ["alder"]
-    assert abs(told[0]["at"] - time.time()) < 60
+    names = {peer: mark["name"] for peer, mark in told[0]["marks"].items()}
+    assert [names[each["peer"]] for each in told[0]["contributors"]] == ["alder"]
+    assert abs(told[0]["ended_at"] - time.time()) < 60
     assert "committed" in fleet.said("rounds").splitlines()[1]
 
 
