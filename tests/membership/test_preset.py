@@ -30,10 +30,10 @@ def test_a_preset_alone_is_valid_and_sets_what_it_says(preset: str) -> None:
     text = named(preset)
     spec = RunSpec.parse(text)
     assert find_faults(text)[0] == []
-    for place, expected in PRESETS[preset].settings.items():
+    for place, expected in PRESETS[preset].items():
         assert value(spec, place) == expected
     every = {f"{t}.{a.name}" for t, kind in TABLES.items() for a in attrs.fields(kind)}
-    others = every - {"run.preset", *PRESETS[preset].settings}
+    others = every - {"run.preset", *PRESETS[preset]}
     assert all(value(spec, place) == value(RunSpec(), place) for place in others)
 
 
@@ -58,10 +58,7 @@ def test_what_the_run_keeps_does_not_depend_on_the_table(
     """
     spec = RunSpec.parse(named(preset, "[diloco]\nnesterov = false\n"))
     assert RunSpec.parse(spec.toml_text) == spec
-    other = {
-        name: attrs.evolve(each, settings={"diloco.outer_lr": 0.1})
-        for name, each in PRESETS.items()
-    }
+    other = {name: {"diloco.outer_lr": 0.1} for name in PRESETS}
     monkeypatch.setattr(module, "PRESETS", other)
     assert RunSpec.parse(spec.toml_text) == spec
     assert RunSpec.parse(named(preset)).diloco.outer_lr == 0.1
