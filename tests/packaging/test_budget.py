@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_796, "tests": 59_123, "benchmarks": 5_829}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_709, 34_867
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 110, 41, 27, 71, 19
+LINES = {"simulation": 5_787, "tests": 58_789, "benchmarks": 5_839}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_062, 34_436
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 41, 27, 71, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
