@@ -51,7 +51,7 @@ class ChunkAdder:
         self._sender = sender
         self._momentum = NOTHING if momentum is None else momentum
         self._lock = threading.Lock()  # guards the next one; nothing else is done under it
-        self._norms = NormSums()
+        self._norms = NormSums(context.order.contributors)
         self.added: dict[int, bytes] = {}
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> tuple[bool, bool]:
@@ -120,7 +120,7 @@ class ChunkAdder:
             np.frombuffer(room, "<i8")[:] = result.counters
             length = len(room)
         else:
-            norms = NormSums(self._momentum[layout.cuts[index].values])
+            norms = NormSums(contributors, self._momentum[layout.cuts[index].values])
             length = combine_chunk(
                 contributors,
                 arrived,
@@ -138,7 +138,7 @@ class ChunkAdder:
 
     def norm_sums(self) -> tuple[bytes, float]:
         """Return the fields ``norm_sums`` and ``momentum_square`` of ``Reduced``."""
-        return self._norms.norm_sums(self._context.contributors), self._norms.momentum_square
+        return self._norms.norm_sums(), self._norms.momentum_square
 
 
 @define(eq=False)

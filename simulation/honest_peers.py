@@ -8,6 +8,7 @@ decision of the master these are checked:
 
     evicted      no honest member is removed, loses its place or has its update refused
     out-voted    every root and every committed result equals that of the honest members
+    slandered    no honest member's updates are called odd for ``ODD_ROUNDS_MAX`` rounds in a row
     starved      no honest contributor, nor the spare, misses ``STARVED_ROUNDS`` commits in a row
 """
 
@@ -42,6 +43,7 @@ PATIENCE = 40  # limit, in multiples of the rounds until a liar is expected to b
 LIAR_ROUND_S_MAX = 30.0
 # A single false accusation may exclude an honest peer once; then plans keep the pair apart.
 STARVED_ROUNDS = 4
+ODD_ROUNDS_MAX = 3  # then ten would follow
 
 
 async def endure(swarm: Swarm, scenario: Scenario, adversary: Adversary) -> list[str]:
@@ -116,6 +118,10 @@ async def _withstand(swarm: Swarm, scenario: Scenario, adversary: Hostile) -> No
     for _round in range(HOSTILE_ROUNDS):
         await swarm.commit(within_s=HOSTILE_ROUND_S_MAX)
     check.active = False
+    records = swarm.coordinator.scheduler.driver.contribution_checks.history.records
+    for peer, record in records.items():
+        if peer != check.hostile and max(record.odd_rounds.values()) >= ODD_ROUNDS_MAX:
+            raise ViolationError(f"{peer[:8]} is honest and called odd: {record}")
 
 
 async def _bring_back(swarm: Swarm, name: str) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -41,7 +42,7 @@ class Falsehood(enum.Enum):
     LOST_ONE = "claims that it lost one peer in each reduction"
     BAD = "claims that other peers sent invalid contributions"
     BAD_ONE = "claims so of one peer in each reduction"
-    FOUND = "reports large norms for one peer"
+    FOUND = "reports large norms for one peer, and that it copies and opposes the others"
     DIGEST = "reports other results than it holds"
     MANIFEST = "reports contributors missing in results"
     ROOT = "reports other roots than it holds"
@@ -199,12 +200,9 @@ class HostilePeer:
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.norm_sums or bytes(m.NORM_SUMS_BYTES * (len(peers) + 1))
-            sums = list(struct.unpack(f"<{3 * len(peers) + 3}f", found))
             if quarry in peers:
-                sums[3 * peers.index(quarry)] = square
-            norm_sums = struct.pack(f"<{len(sums)}f", *sums)
-            message = evolve(message, norm_sums=norm_sums)
+                found = _slander(quarry, square, peers, service.config.me)
+                message = evolve(message, norm_sums=found)
         return message
 
     # ------------------------------------------------------------ unrequested messages
@@ -275,6 +273,16 @@ class HostilePeer:
             yield m.TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
         if Falsehood.AGAIN in kinds and self._sent:
             yield rng.choice(self._sent)
+
+
+def _slander(quarry: str, square: float, peers: Sequence[str], me: str) -> bytes:
+    """Return ``norm_sums`` by which one peer sends too much, which opposes what all others send and
+    is the same as this one's.
+    """
+    rows = [(square, 1.0, -9.0) if p == quarry else (1.0, 1.0, 9.0) for p in peers]
+    sums = struct.pack(f"<{3 * len(rows) + 3}f", *chain(*rows), 1.0, 99.0, 0.0)
+    drawn = {peer: Random(f"sketch {place}").randbytes(8) for place, peer in enumerate(peers)}
+    return sums + b"".join((drawn | {quarry: bytes(8), me: bytes(8)})[peer] for peer in peers)
 
 
 class _HostileService(WitnessedPeer):

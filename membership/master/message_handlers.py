@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ...protocol import messages as m
 from ..shared.event_kind import EventKind
@@ -79,7 +79,8 @@ class MessageHandlers:
 
     def _on_progress(self, member: Member, message: m.Progress) -> None:
         before = member.progress
-        member.progress = message
+        metrics = [*message.metrics.items(), *member.measured.items()][-m.METRICS_MAX :]
+        member.progress = evolve(message, metrics=dict(metrics))
         self.context.totals.progress(member, message)
         received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
         if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):

@@ -225,13 +225,16 @@ class DepartedRow:
     accelerators: Annotated[str, about('"7 of 8 GPUs" are healthy; empty: not told.')]
     waited_s: Annotated[float, about("Seconds that its trainer has spent in the hook.")]
     stepped_s: Annotated[float, about("Seconds that its trainer has spent in steps.")]
-    metrics: Annotated[dict[str, float], about("Figures of run.log.")]
+    metrics: Annotated[
+        dict[str, float],
+        about("Figures of run.log; agreement, effort and likeness: found by chunk owners."),
+    ]
     bytes: MemberBytes
     copies: tuple[CopyRow, ...]
     bandwidth: MeasuredBandwidth
     bad_blocks: Annotated[int, about("Transfers to other members in which it served wrong blocks.")]
-    direction: Annotated[
-        float | None, about("Cosine between its last update and the outer momentum, from -1 to 1.")
+    suspicion: Annotated[
+        str, about("What is odd about its updates, for many rounds; empty: nothing.")
     ]
     heads: tuple[HeldHeadRow, ...]
     why: Annotated[str, about("Why it waits; of a member that has left, why it left.")]

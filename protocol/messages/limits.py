@@ -6,13 +6,14 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 11  # the oldest protocol version that is accepted; 11 has chunks of several units
-VERSION_MAX = 11  # the newest protocol version
+VERSION_MIN = 12  # the oldest protocol version that is accepted; 12 has sketches in ``Reduced``
+VERSION_MAX = 12  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor and the result in ``Reduced.norm_sums``
+SKETCH_BYTES = 8  # 64 signs for each contributor, behind them
 MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones

@@ -14,6 +14,7 @@ from .limits import (
     LEASED_MAX,
     MEMBERS_MAX,
     NORM_SUMS_BYTES,
+    SKETCH_BYTES,
 )
 from .parts import (
     ContributorRun,
@@ -300,8 +301,10 @@ class Reduced(Message):
     it.
     ``norm_sums``: three sums for each contributor, in the order of ``Reduce``, over its unclipped
     values in the chunks that this peer added up: the squares; over a sample of the values, the
-    squares, and the products with the outer momentum. Then the same of the result, all over the
-    sample. Little-endian float32; empty: this peer added up nothing.
+    squares, and the products with the sum of all contributions times their clip factors. Then over
+    the sample the squares of the result and of that sum, and the products of the result with the
+    outer momentum. Little-endian float32. Then for each contributor a sketch of 64 signs, see
+    ``norm_report``. Empty: this peer added up nothing.
     ``momentum_square``: the sum of squares of the outer momentum over that sample.
     """
 
@@ -309,7 +312,9 @@ class Reduced(Message):
     attempt: int = field(validator=fields.count)
     digest: bytes = field(validator=fields.digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=fields.manifest)
-    norm_sums: bytes = field(default=b"", validator=max_len(NORM_SUMS_BYTES * (MEMBERS_MAX + 1)))
+    norm_sums: bytes = field(
+        default=b"", validator=max_len((NORM_SUMS_BYTES + SKETCH_BYTES) * (MEMBERS_MAX + 1))
+    )
     momentum_square: float = field(default=0.0, validator=fields.finite)
 
 

@@ -281,6 +281,33 @@ def test_drawings_have_names_for_screen_readers(page: Page) -> None:
     assert len(set(labels)) == len(labels)
 
 
+def test_a_members_page_says_what_is_odd_and_kicks(page: Page) -> None:
+    said = page.evaluate("""async () => {
+        const { MemberPage } = await import("/static/member.js");
+        const { get } = await import("/static/api.js");
+        const status = await get("status");
+        const kicked = [];
+        const shown = new MemberPage("birch", (member) => kicked.push(member.name));
+        const notice = document.querySelector("#member .suspicion");
+        const birch = status.members.find((member) => member.name === "birch");
+        const odd = "its updates point against the others', for 12 rounds";
+        const hidden = ["", odd].map((suspicion) => {
+            birch.suspicion = suspicion;
+            shown.show(status);
+            return notice.hidden;
+        });
+        notice.querySelector("button").click();
+        const text = notice.textContent;
+        shown.end();
+        return [hidden, text, kicked];
+    }""")
+    assert said == [
+        [True, False],
+        "its updates point against the others', for 12 rounds Kick…",
+        ["birch"],
+    ]
+
+
 def test_the_page_says_whether_all_copies_are_equal(page: Page) -> None:
     place = page.locator("#copies-equal")
     expect(place).to_have_text(re.compile(r"^all 3 copies equal at version.* \(compared .* ago\)$"))

@@ -1,4 +1,4 @@
-"""Norm reports: norms of contributions and their direction, measured where they are added up."""
+"""Norm reports: what is measured of contributions where they are added up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import trio
 from holdfast.collectives.arithmetic import PIECE_VALUES, Values, all_finite, product
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.diloco.outer import outer_step
-from holdfast.membership.master.rounds.norms import Totals, added_up, found_in, makes_sense
+from holdfast.membership.master.rounds.norms import Totals, added_up, makes_sense, sketches_of
 from holdfast.membership.master.rounds.outer_momentum import outer_motion
 from holdfast.membership.spec.spec import DilocoTable
-from holdfast.protocol.messages import FragmentSize, Reduce
+from holdfast.protocol.messages import Contributor, FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at, run
 
@@ -52,16 +52,14 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
         )
         momentum = np.ones(SIZE.momentum_count, np.float32)
         totals, _mean = await reports_of(swarm, order, momentum)
-        found = found_in(totals, [contributor.peer for contributor in order.contributors])
-        for node in swarm.nodes:
-            assert node.values is not None
-            wide = node.values.astype(np.float64)
-            with_momentum = wide[: SIZE.momentum_count]
-            assert found[node.peer].norm == pytest.approx(float(np.linalg.norm(wide)), rel=rel)
-            cosine = float(
-                with_momentum.sum() / np.linalg.norm(with_momentum) / math.sqrt(SIZE.momentum_count)
-            )
-            assert found[node.peer].cosine == pytest.approx(cosine, abs=rel)
+        inputs = {node.peer: node.values for node in swarm.nodes if node.values is not None}
+        rows = np.array([inputs[each.peer] for each in order.contributors], np.float64)
+        samples = rows[:, : SIZE.momentum_count]
+        together = 0.5 * samples.sum(0)
+        expected = [(rows**2).sum(1), (samples**2).sum(1), samples @ together]
+        found = np.array(totals.sums).T
+        assert found[:, :-1] == pytest.approx(np.array(expected), rel=rel, abs=100 * rel)
+        assert found[1, -1] == pytest.approx(together @ together, rel=rel)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -99,13 +97,13 @@ async def test_without_an_outer_momentum_there_is_no_gain() -> None:
 def test_long_chunks_are_compared_by_their_beginning() -> None:
     count = 2 * SAMPLE_VALUES + 77
     values, momentum = np.ones(count, np.float32), np.full(count, 2, np.float32)
-    sums = NormSums(momentum)
-    for start in range(0, count, 50_000):
-        sums.take("a" * 32, start, values[start : start + 50_000])
+    sums = NormSums([Contributor("a" * 32, 1, 0.5)], momentum)
+    for start in range(0, count, 10_000):
+        sums.take("a" * 32, start, values[start : start + 10_000])
     sums.take_result(3 * values)
-    assert struct.unpack("<6f", sums.norm_sums(["a" * 32])) == (
-        *(count, SAMPLE_VALUES, 2 * SAMPLE_VALUES),
-        *(9 * SAMPLE_VALUES, 9 * SAMPLE_VALUES, 6 * SAMPLE_VALUES),
+    assert struct.unpack_from("<6f", sums.norm_sums()) == (
+        *(count, SAMPLE_VALUES, SAMPLE_VALUES / 2),
+        *(9 * SAMPLE_VALUES, SAMPLE_VALUES / 4, 6 * SAMPLE_VALUES),
     )
     assert sums.momentum_square == 4 * SAMPLE_VALUES
 
@@ -128,13 +126,50 @@ def test_one_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_it(
 
 
 def test_what_is_too_large_to_square_can_still_be_told() -> None:
-    sums = NormSums(np.full(3, -1e30, np.float32))
+    sums = NormSums(order_of("ab"), np.full(3, -1e30, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):
         sums.take("a" * 32, 0, np.full(3, 1e30, np.float32))
         sums.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
-    norm_sums = sums.norm_sums(["a" * 32, "b" * 32])
+    sums.take_result(np.full(3, 1e30, np.float32))
+    norm_sums = sums.norm_sums()
     assert makes_sense(norm_sums, 2)
-    assert (
-        min(found.norm for found in found_in(added_up([(norm_sums, 1.0)], 2), ["a", "b"]).values())
-        > 1e19
-    )
+    totals = added_up([(norm_sums, 1.0)], 2)
+    assert min(square for square, _, _ in totals.sums[:-1]) > 1e38
+
+
+# ---------------------------------------------------------------- sketches
+
+
+def order_of(names: str) -> list[Contributor]:
+    return [Contributor(name * 32, 1, 1.0) for name in names]
+
+
+def sketches(rows: dict[str, Values], chunk_count: int = 4) -> dict[str, int]:
+    """What an owner of some chunks reports."""
+    whole = NormSums(order_of("".join(rows)))
+    for places in np.array_split(np.arange(next(iter(rows.values())).size), chunk_count):
+        sums = NormSums(order_of("".join(rows)), np.zeros(places.size, np.float32))
+        for name, values in rows.items():
+            sums.take(name * 32, 0, values[places])
+        sums.take_result(np.zeros(places.size, np.float32))
+        whole.add(sums)
+    return dict(zip(rows, sketches_of(whole.norm_sums(), len(rows)), strict=True))
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.1, 0.5, 1.0])
+def test_as_many_signs_are_unlike_as_the_angle_is_of_half_a_turn(angle: float) -> None:
+    rng, unlike = np.random.default_rng(1), []
+    for _ in range(40):
+        one, other = rng.standard_normal((2, 8_000)).astype(np.float32)
+        turned = math.cos(math.pi * angle) * one + math.sin(math.pi * angle) * other
+        found = sketches({"a": one, "b": turned.astype(np.float32)})
+        unlike.append((found["a"] ^ found["b"]).bit_count() / 64)
+    assert np.mean(unlike) == pytest.approx(angle, abs=0.02)
+
+
+def test_nobody_knows_the_signs_that_does_not_know_all_contributions() -> None:
+    """A sketch depends on all others: so nobody can send what looks unlike to it alone."""
+    rng = np.random.default_rng(1)
+    one, two, three = rng.standard_normal((3, 8_000)).astype(np.float32)
+    first, again = (sketches({"a": one, "b": each})["a"] for each in (two, three))
+    assert 16 < (first ^ again).bit_count() < 48

@@ -16,11 +16,12 @@ from attrs import evolve
 
 from holdfast.membership.master import leases
 from holdfast.membership.master.leases import Leases
-from holdfast.membership.master.rounds import repair
+from holdfast.membership.master.rounds import repair, update_history
 from holdfast.membership.master.rounds.attempt import Attempt, Audit
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.repairer import Repairer
+from holdfast.membership.master.rounds.update_history import RoundFindings, UpdateHistory
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.roster import Roster
 from holdfast.membership.master.state.voting_blocs import elect, voices_of
@@ -38,6 +39,7 @@ from tests.membership import (
     test_members,
     test_repair,
     test_rounds,
+    test_update_history,
     test_views,
 )
 from tests.planting import Make, Patch, always, take_out
@@ -80,6 +82,13 @@ def any_view(real: Any) -> object:
         return real(self, evolve(order, base=view.number) if brief else order, view)
 
     return whole
+
+
+def anonymous(real: Any) -> object:
+    def of(_kind: type, reports: Any, contributors: Any) -> object:
+        return real.__func__(RoundFindings, [("", each) for _, each in reports], contributors)
+
+    return classmethod(of)
 
 
 def wanted_still(real: Any) -> object:
@@ -185,6 +194,34 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
     "spent though left out": (
         (LeaseBook, "committed", lambda real: lambda *of, contributed: real(*of, contributed=True)),
         booked(test_lease_book.test_what_a_round_did_not_take_is_in_the_next_update),
+    ),
+    "one word of two names": (
+        (RoundFindings, "middle", lambda _real: staticmethod(min)),
+        partial(test_update_history.test_one_owners_word_names_nobody, 2),
+    ),
+    "one owner is enough": (
+        (update_history, "REPORTS_MIN", lambda _real: 1),
+        partial(test_update_history.test_one_owners_word_names_nobody, 1),
+    ),
+    "heard about oneself": (
+        (RoundFindings, "of", anonymous),
+        test_update_history.test_nobody_is_heard_about_itself,
+    ),
+    "one round names": (
+        (update_history, "ODD_ROUNDS", lambda _real: 1),
+        test_update_history.test_a_bad_week_is_forgotten,
+    ),
+    "one round stays": (
+        (update_history, "SCORE_LIMIT", lambda _real: math.inf),
+        test_update_history.test_a_bad_week_is_forgotten,
+    ),
+    "a claim fits the exponent": (
+        (update_history, "UNEQUAL_MIN", lambda _real: 1),
+        test_update_history.test_two_liars_do_not_fit_the_exponent,
+    ),
+    "tokens tell nothing": (
+        (UpdateHistory, "_efforts", lambda _real: lambda self, norms, _tokens: norms),
+        partial(test_update_history.test_who_has_trained_less_and_says_so_is_not_lazy, 0.9),
     ),
     "a request outlives its session": (
         (LeaseBook, "claim", wanted_still),

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_787, "tests": 58_789, "benchmarks": 5_839}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_062, 34_436
+LINES = {"simulation": 5_801, "tests": 59_254, "benchmarks": 5_839}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_360, 34_606
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 41, 27, 71, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 

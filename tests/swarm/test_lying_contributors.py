@@ -11,6 +11,7 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
+from holdfast.membership.master.rounds.update_history import ODD_ROUNDS
 from holdfast.membership.peer.peer_effects import PeerEffect
 from holdfast.membership.peer.round_course import RoundCourse
 from holdfast.protocol.messages import Posted
@@ -31,15 +32,22 @@ grace_s = 1
 [reduce]
 codec_up = "{codec}"
 combine = "{combine}"
+chunk_bytes = {chunk_bytes}
 """
 COUNT = 6_000
 
 
 @asynccontextmanager
 async def a_swarm(
-    names: str, delta: Delta | None = None, *, codec: str = "fp32", combine: str = "mean"
+    names: str,
+    delta: Delta | None = None,
+    *,
+    codec: str = "fp32",
+    combine: str = "mean",
+    chunk_bytes: int = 2**20,
 ) -> AsyncIterator[Swarm]:
-    toml = SPEC.format(codec=codec, combine=combine, momentum=0.9 if combine == "mean" else 0.0)
+    momentum = 0.9 if combine == "mean" else 0.0
+    toml = SPEC.format(codec=codec, combine=combine, momentum=momentum, chunk_bytes=chunk_bytes)
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
         swarm.witness.knows_contributions = combine == "mean" and codec == "fp32"
@@ -99,7 +107,7 @@ async def test_however_honest_updates_grow_and_shrink_nobody_is_refused(codec: s
         await swarm.until(lambda: swarm.committed >= 15)
         for words in ("refused", "seem longer"):
             assert not [text for text in events(swarm) if words in text]
-        assert all(member["direction"] is not None for member in members(swarm))
+        assert not any(member["suspicion"] for member in members(swarm))
 
 
 async def test_clipping_outvotes_a_liar_also_after_a_death() -> None:
@@ -127,19 +135,26 @@ async def test_clipping_outvotes_a_liar_also_after_a_death() -> None:
         assert moved.max() < 1.1 * version + 0.01
 
 
-async def test_who_points_against_the_outer_momentum_is_shown() -> None:
-    lying: set[str] = set()
+async def test_who_points_against_the_others_and_who_copies_are_named() -> None:
+    """Each chunk is added up by another member; what they find is told once."""
+    bad: dict[str, str] = {}
 
-    def delta(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-        return np.full(count, -1.0 if peer in lying else 1.0, np.float32)
+    def delta(peer: str, round_: int, count: int) -> NDArray[np.float32]:
+        kind = bad.get(peer, "")
+        own = np.random.default_rng(
+            (int((bad["copied"] if kind == "copier" else peer)[:8], 16), round_)
+        )
+        common = np.random.default_rng(round_).standard_normal(count)
+        values = (common + own.standard_normal(count)).astype(np.float32)
+        return -values if kind == "flipped" else values
 
-    async with a_swarm("abcde", delta) as swarm:
+    async with a_swarm("abcdef", delta, chunk_bytes=4096) as swarm:
+        peers = {name: swarm.peers[name].peer for name in "abcdef"}
+        bad |= {peers["c"]: "flipped", peers["f"]: "copier", "copied": peers["a"]}
         start = swarm.committed
-        shared = swarm.peers["b"].trainer._shared
-        assert shared is not None
-        await swarm.until(lambda: swarm.committed >= start + 1)
-        lying.add(swarm.peers["c"].peer)
-        await swarm.until(lambda: swarm.committed >= start + 4)
-        found = {member["name"]: member["direction"] for member in members(swarm)}
-        assert found["c"] < -0.9
-        assert min(found[name] for name in "abde") > 0.9
+        await swarm.until(lambda: swarm.committed >= start + ODD_ROUNDS + 4)
+        found = {member["name"]: member["suspicion"] for member in members(swarm)}
+        assert found["c"].startswith("its updates point against the others', for ")
+        assert found["f"].startswith(f"its updates are nearly those of a ({peers['a'][:8]}), for ")
+        assert [name for name, text in found.items() if text] == ["a", "c", "f"]
+        assert len([text for text in events(swarm) if text.startswith("c: its updates")]) == 1

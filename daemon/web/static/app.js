@@ -58,7 +58,7 @@ class MasterView {
   #turn() {
     const wanted = wantedMember();
     this.page?.end();
-    this.page = wanted === null ? null : new MemberPage(wanted);
+    this.page = wanted === null ? null : new MemberPage(wanted, kick);
     byId("member").hidden = wanted === null;
     byId("run").hidden = wanted !== null;
     byId("headline").hidden = wanted !== null;

@@ -20,12 +20,18 @@ export class MemberPage {
   #wanted; // name or id
   #peer = null; // its id, once it is known
 
-  constructor(wanted) {
+  /** `kick(member)` is called by the button beside what is odd about its updates. */
+  constructor(wanted, kick) {
     this.#wanted = wanted;
     const back = element("a", { href: "#", className: "back", textContent: "← The run" });
     this.title = element("h2", { className: "member-title", textContent: wanted });
     this.word = element("span", { className: "muted" });
     this.why = element("p", { className: "muted", hidden: true });
+    this.odd = element("span");
+    const button = element("button", { type: "button", className: "plain small", textContent: "Kick…" });
+    button.addEventListener("click", () => kick(this.found));
+    this.suspicion = element("p", { className: "suspicion", hidden: true }, this.odd, " ", button);
+    this.suspicion.dataset.tone = "bad";
     const list = element("dl", { className: "figures" });
     this.figures = new Figures(list, FIGURES);
     this.charts = new MemberCharts(() => ({ peer: this.#peer ?? wanted }));
@@ -37,6 +43,7 @@ export class MemberPage {
     this.box.replaceChildren(
       element("div", { className: "member-head" }, back, this.title, this.word),
       this.why,
+      this.suspicion,
       list,
       this.note,
       this.charts.box,
@@ -50,6 +57,10 @@ export class MemberPage {
     const found = find(status.members, wanted) ?? find([...status.departed].reverse(), wanted);
     if (!found) return;
     this.#peer = found.peer;
+    this.found = found;
+    this.suspicion.hidden = !found.suspicion;
+    this.suspicion.classList.toggle("notice", Boolean(found.suspicion));
+    say(this.odd, found.suspicion);
     const here = status.members.includes(found);
     say(this.title, found.name);
     say(this.word, `${format.short(found.peer)}${here ? ` · member ${found.number}` : " · not connected"}`);

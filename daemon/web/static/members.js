@@ -144,7 +144,7 @@ export class Members {
       version: version(member),
       software: member.software,
       uptime: member.attached_s,
-      why: [member.why, fewer(member.accelerators)].filter(Boolean).join("; ") || limits(bandwidth) || (member.reach === "outbound" ? "not reachable from outside: it dials the others" : ""),
+      why: [member.suspicion, member.why, fewer(member.accelerators)].filter(Boolean).join("; ") || limits(bandwidth) || (member.reach === "outbound" ? "not reachable from outside: it dials the others" : ""),
     };
   }
 

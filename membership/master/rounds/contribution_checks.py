@@ -1,17 +1,18 @@
 """Checks of a round's contributions by their reported norms, before the commit (see ``norms``).
 
-Findings become events and facts for the status; ``decision`` refuses contributions.
+Findings become events and facts for the status; ``decision`` refuses contributions. After the
+commit the reports join the history of members' updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from ....protocol.messages import LoggedFigure
 from ...shared.event_kind import EventKind
 from ..state.context import Context
-from .norms import NormsFound, UnderstatedNorm, added_up, against_the_others, found_in, understated
+from .norms import UnderstatedNorm, added_up, understated
 from .outer_momentum import outer_motion
 from .round import Round
+from .update_history import UpdateHistory
 
 
 class ContributionChecks:
@@ -19,6 +20,7 @@ class ContributionChecks:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.history = UpdateHistory()
 
     def overlong(self, round_: Round) -> list[UnderstatedNorm]:
         """Return the contributions longer than announced; with any, the result is void."""
@@ -37,22 +39,24 @@ class ContributionChecks:
             liars = []
         if not liars:
             totals = added_up(reports.values(), len(attempt.peers()))
-            self._note_directions(round_, found_in(totals, attempt.peers()))
             round_.motion = outer_motion(totals, self.context.spec.diloco)
         return liars
 
-    def _note_directions(self, round_: Round, found: Mapping[str, NormsFound]) -> None:
-        against = against_the_others(found)
-        for peer, each in found.items():
-            member = self.context.roster.get(peer)
-            if member is None:
+    def committed(self, round_: Round) -> None:
+        """Compare the updates of a committed round, and tell the operator what is new of them."""
+        attempt = round_.running()
+        tokens = {each.peer: each.weight for each in attempt.contributors}
+        tokens |= {peer: ready.weight for peer, ready in round_.answers.ready.items()}
+        self.history.note(attempt.norm_reports(), attempt.makers, attempt.contributors, tokens)
+        for peer in attempt.survivors():
+            if (member := self.context.roster.get(peer)) is None:
                 continue
-            member.direction = each.cosine
-            if peer in against and not member.against:
-                name, what = self.context.name(peer), against[peer]
-                text = f"the update of {name} for round {round_.number} {what}; it is added"
-                self.context.announce(EventKind.ROUND, peer, text)
-            member.against = peer in against
+            figures = self.history.figures(peer).items()
+            member.measured = {k: LoggedFigure(value, round_.at_step) for k, value in figures}
+            suspicion = self.history.suspicion(peer, self.context.name)
+            if suspicion and not member.suspicion:
+                self.context.announce(EventKind.BAD, peer, f"{member.name}: {suspicion}")
+            member.suspicion = suspicion
 
 
 # ---------------------------------------------------------------- equal samples

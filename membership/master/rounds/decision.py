@@ -146,6 +146,7 @@ class Decision:
         for peer in attempt.reached():
             self.context.send(peer, commit)
         self.state_sync.committed(commit, attempt.reached(), wrong)
+        self.contribution_checks.committed(round_)
         self.round_table.commit(round_, format_outcome(round_))
 
 

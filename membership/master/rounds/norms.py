@@ -6,30 +6,25 @@ squared norm of the contribution. A contribution longer than announced is refuse
 member has found it. A shorter one is not checked: it helps no liar, and a lost owner's sums are
 missing.
 
-The direction of a contribution, compared with the outer momentum, is only displayed: an honest
-update may point anywhere.
+What else is in the reports is compared over rounds, see ``update_history``.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import statistics
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ....protocol.messages import NORM_SUMS_BYTES
+from ....protocol.messages import NORM_SUMS_BYTES, SKETCH_BYTES
 
 # Allowed ratio of a contribution's norm to the announced one: what rounding by the codec may add.
 NORM_SLACK = {"fp32": 1.01, "bf16": 1.1, "int8": 1.1}
 NORM_SLACK_COARSE = 2.0  # with 4 bits or fewer: the worst case of a whole block
-# Cosine beyond which an update counts as pointing along the outer momentum, or against it.
-# Unrelated vectors of a fragment's length have about 0.01.
-ALONG_MIN = 0.1
 
-Sums = tuple[float, float, float]  # squares; of a sample, squares and products with the momentum
+Sums = tuple[float, float, float]  # see ``Reduced``
 Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``, see ``Reduced``
 
 
@@ -41,22 +36,14 @@ class Totals:
     momentum_square: float
 
 
-@frozen
-class NormsFound:
-    """Norm and direction of one contribution, as received."""
-
-    norm: float
-    # With the outer momentum; None if one of them is zero, or no member has compared.
-    cosine: float | None
-
-
 def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
     """Return whether ``norm_sums`` can be a report about this number of contributors."""
     if not norm_sums:
         return True
-    if len(norm_sums) != NORM_SUMS_BYTES * (contributor_count + 1):
+    sketch_bytes = SKETCH_BYTES * contributor_count
+    if len(norm_sums) != NORM_SUMS_BYTES * (contributor_count + 1) + sketch_bytes:
         return False
-    sums = _numbers(norm_sums)
+    sums = numbers_of(norm_sums, contributor_count)
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0
 
 
@@ -68,27 +55,27 @@ def added_up(reports: Iterable[Report], contributor_count: int) -> Totals:
         if norm_sums:
             some = True
             momentum_square += square
-            total = list(map(operator.add, total, _numbers(norm_sums)))
+            total = list(map(operator.add, total, numbers_of(norm_sums, contributor_count)))
     sums = zip(total[0::3], total[1::3], total[2::3], strict=True)
     return Totals(tuple(sums) if some else (), momentum_square)
 
 
-def found_in(totals: Totals, peers: Sequence[str]) -> dict[str, NormsFound]:
-    """Return norms by contributor; empty if no report has any. ``peers`` are the order's."""
-    return {
-        peer: NormsFound(math.sqrt(square), cosine_of(sampled, along, totals.momentum_square))
-        for peer, (square, sampled, along) in zip(peers, totals.sums, strict=False)
-    }
+def cosine_of(square: float, along: float, other_square: float) -> float | None:
+    """Return the cosine of two vectors by their squares and their product; None if one is zero."""
+    if square <= 0.0 or other_square <= 0.0:  # also by rounding, or by a lie
+        return None
+    return max(-1.0, min(1.0, along / math.sqrt(square) / math.sqrt(other_square)))
 
 
-def cosine_of(square: float, along: float, momentum_square: float) -> float | None:
-    """Return the cosine with the outer momentum; None if one of the two is zero."""
-    length = math.sqrt(square) * math.sqrt(momentum_square)
-    return max(-1.0, min(1.0, along / length)) if length > 0.0 else None
+def numbers_of(norm_sums: bytes, contributor_count: int) -> tuple[float, ...]:
+    """Return the sums of a report, three for each contributor and for the result."""
+    return struct.unpack_from(f"<{3 * contributor_count + 3}f", norm_sums)
 
 
-def _numbers(norm_sums: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(norm_sums) // 4}f", norm_sums)
+def sketches_of(norm_sums: bytes, contributor_count: int) -> list[int]:
+    """Return the contributors' sketches in a report."""
+    start = NORM_SUMS_BYTES * (contributor_count + 1)
+    return list(struct.unpack_from(f"<{contributor_count}Q", norm_sums, start))
 
 
 @frozen
@@ -120,7 +107,11 @@ def understated(
       codec: of contributions.
     """
     slack = NORM_SLACK.get(codec.partition("+")[0], NORM_SLACK_COARSE)
-    squares = {by: _numbers(norm_sums)[0::3] for by, (norm_sums, _) in reports.items() if norm_sums}
+    squares = {
+        by: numbers_of(norm_sums, len(peers))[0::3]
+        for by, (norm_sums, _) in reports.items()
+        if norm_sums
+    }
     found = []
     for place, peer in enumerate(peers):
         parts = {by: square[place] for by, square in squares.items()}
@@ -135,18 +126,3 @@ def understated(
         elif parts[most] > limit:
             found.append(UnderstatedNorm(peer, most, why))
     return found
-
-
-def against_the_others(found: Mapping[str, NormsFound]) -> dict[str, str]:
-    """Return a phrase for each update against the momentum while most point along it."""
-    cosines = {peer: each.cosine for peer, each in found.items() if each.cosine is not None}
-    if not cosines:
-        return {}
-    median = statistics.median(cosines.values())
-    if median < ALONG_MIN:
-        return {}
-    return {
-        peer: f"points against the outer momentum (cosine {cosine:.2f}, median {median:.2f})"
-        for peer, cosine in cosines.items()
-        if cosine < -ALONG_MIN
-    }

@@ -43,7 +43,7 @@ def outer_motion(totals: Totals, diloco: DilocoTable) -> OuterMotion | None:
     """Return what the reports say; None without a momentum, as in a fragment's first round."""
     if not totals.sums:
         return None
-    _square, sampled, along = totals.sums[-1]
+    sampled, _, along = totals.sums[-1]
     cosine = cosine_of(sampled, along, totals.momentum_square)
     if cosine is None:
         return None

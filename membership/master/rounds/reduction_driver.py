@@ -68,6 +68,7 @@ class ReductionDriver:
         self.accusations = Accusations(context, round_table, routes)
         self.inquirer = Inquirer(context, round_table, routes)
         self.repairer = Repairer(context, round_table, routes)
+        self.contribution_checks = ContributionChecks(context)
         self.decision = Decision(
             context,
             state_sync,
@@ -77,7 +78,7 @@ class ReductionDriver:
             self.accusations,
             self.inquirer,
             self.repairer,
-            ContributionChecks(context),
+            self.contribution_checks,
         )
 
     # ------------------------------------------------------------ facts

@@ -170,8 +170,9 @@ class Member:
     draining_s: float | None = None  # since when it wants to leave, for the reason ``draining_why``
     draining_why: str = ""
     progress: m.Progress | None = None
-    direction: float | None = None  # cosine of its last update with the outer momentum
-    against: bool = False  # that update pointed against the momentum while most pointed along it
+    # What chunk owners found in its updates, and what is odd about it; see ``update_history``.
+    measured: dict[str, m.LoggedFigure] = Factory(dict)
+    suspicion: str = ""
     gone_s: float | None = None  # when it was removed
 
     def has_on_disk(self, head: m.FragmentHead) -> bool:

@@ -97,6 +97,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
                 format_invite_warning, large_invites(coordinator.places.contributing()).items()
             ),
             *scheduler.same_samples.warnings(),
+            *(f"{each.name}: {each.suspicion}" for each in context.roster if each.suspicion),
         ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
@@ -168,7 +169,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "copies": tuple(map(copy_row, wanted_copies(member))),
         "bandwidth": _bandwidth(coordinator, member),
         "bad_blocks": member.transfers.bad_blocks_count,
-        "direction": member.direction,
+        "suspicion": member.suspicion,
         "heads": tuple(
             HeldHeadRow(
                 fragment=fragment,
