@@ -97,11 +97,12 @@ def combine_chunk(
     if not radius:
         down, divisor = layout.codec_down, factors.divisor
         return reduce_values(terms, divisor, down, out, encoded_out, observe)
-    weights = capped_weights(contributors, present)
     rows = [
         _row(term, each.scale, out.size, observe) for term, each in zip(terms, here, strict=True)
     ]
-    clipped_mean(rows, weights, radius, out)
+    weights = capped_weights(contributors, present)
+    heavy = [at for at, weight in enumerate(weights) if weight]
+    clipped_mean([rows[at] for at in heavy], [weights[at] for at in heavy], radius, out)
     finite = bool(np.isfinite(out).all())
     return encode_result(terms, finite, layout.codec_down, out, encoded_out)
 

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from ..protocol.messages import SKETCH_BYTES, Contributor
 from .arithmetic import Values, product
 
-SAMPLE_VALUES = 2**14  # values of each chunk that are compared with others; enough
+SAMPLE_VALUES = (
+    2**13
+)  # values of each chunk that are compared with others: four rows of many a matrix
 LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it
 NOTHING: Values = np.empty(0, np.float32)
 SIGNS = 8 * SKETCH_BYTES

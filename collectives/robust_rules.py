@@ -40,14 +40,15 @@ HALF = np.float32(0.5)
 def capped_weights(
     contributors: Sequence[Contributor], present: Sequence[bool]
 ) -> list[np.float32]:
-    """Return the c_i of the contributors in a chunk; the median is that of all in the order.
+    """Return the c_i of the contributors in a chunk; the median is that of all that weigh anything.
 
     Raises:
-      RemoteProtocolError: a contributor has no weight.
+      RemoteProtocolError: no contributor has any weight.
     """
-    cap = statistics.median_low(c.weight for c in contributors)
-    if min(c.weight for c in contributors) < 1:
-        raise RemoteProtocolError("a contributor without any weight")
+    weights = [c.weight for c in contributors if c.weight]
+    if not weights:
+        raise RemoteProtocolError("a reduction without any weight")
+    cap = statistics.median_low(weights)
     return [
         np.float32(min(c.weight, cap) / cap)
         for c, here in zip(contributors, present, strict=True)

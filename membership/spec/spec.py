@@ -118,6 +118,11 @@ def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
     raise ValueError(f'{attribute.name} must be "mean" or "clipped:R" with R over 0, got {value!r}')
 
 
+def _trial(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"(shadow:[1-9][0-9]{0,5})?", value):
+        raise ValueError(f'{attribute.name} must be "" or "shadow:R" with R over 0, got {value!r}')
+
+
 def _as_tuples(value: Any) -> Any:
     """Convert TOML's lists to tuples, also nested ones; return any other value unchanged."""
     return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
@@ -210,6 +215,15 @@ class MembershipTable:
     rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
     # The operator approves every newcomer, with any invite.
     approve: bool = field(default=False, validator=_truth)
+    # "shadow:R": the first R updates of a newcomer are measured and weigh nothing.
+    newcomers: str = field(default="", validator=_trial)
+    # All members of one invite together weigh at most this share of a mean.
+    invite_share_max: float = field(default=1.0, validator=_number(0.01, 1.0))
+
+    @property
+    def trial_rounds(self) -> int:
+        """The rounds of a newcomer's trial."""
+        return int(self.newcomers.partition(":")[2] or 0)
 
 
 @frozen

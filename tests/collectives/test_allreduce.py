@@ -573,7 +573,7 @@ async def test_orders_that_make_no_sense_are_refused_before_anything_is_sent() -
         refused(evolve(good, contributors=()), "without any weight")
         refused(swarm.order(size, [(a, 0, 1.0)]), "without any weight")
         refused(swarm.order(size, [(a, 1, 1e300)]), "clip factor")
-        pair = [(a, 1, 1.0), (b, 0, 1.0)]
+        pair = [(a, 0, 1.0), (b, 0, 1.0)]
         refused(swarm.order(size, pair, combine="median"), "combines by")
         refused(swarm.order(size, pair, combine="clipped"), "without any weight")
         plan = good.plan

@@ -147,9 +147,14 @@ def test_what_is_not_finite_is_refused_and_named(rule: str) -> None:
     assert raised.value.peer == peer_id(2)
 
 
-def test_a_contributor_without_weight_is_refused() -> None:
+@pytest.mark.parametrize("rule", ["mean", "clipped"])
+def test_a_contributor_without_weight_changes_nothing(rule: str) -> None:
+    rng = np.random.default_rng(5)
+    rows = list(rng.standard_normal((4, 1_000)).astype(np.float32))
+    with_it = combine([*rows[:2], 1e3 * rows[0], *rows[2:]], rule, [64, 32, 0, 64, 50])
+    assert with_it.tobytes() == combine(rows, rule, [64, 32, 64, 50]).tobytes()
     with pytest.raises(RemoteProtocolError, match="without any weight"):
-        combine([np.ones(5, np.float32)] * 3, "clipped", [64, 0, 64])
+        combine(rows, rule, [0] * 4)
 
 
 # ---------------------------------------------------------------- rules

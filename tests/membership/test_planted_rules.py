@@ -16,13 +16,15 @@ from attrs import evolve
 
 from holdfast.membership.master import leases
 from holdfast.membership.master.leases import Leases
-from holdfast.membership.master.rounds import repair, update_history
+from holdfast.membership.master.rounds import mean_weights, repair, update_history
 from holdfast.membership.master.rounds.attempt import Attempt, Audit
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
+from holdfast.membership.master.rounds.reduction_orders import ReductionOrders
 from holdfast.membership.master.rounds.repairer import Repairer
 from holdfast.membership.master.rounds.update_history import RoundFindings, UpdateHistory
 from holdfast.membership.master.state import roster
+from holdfast.membership.master.state.history import MemberHistory
 from holdfast.membership.master.state.roster import Roster
 from holdfast.membership.master.state.voting_blocs import elect, voices_of
 from holdfast.membership.peer.lease_book import LeaseBook
@@ -36,6 +38,7 @@ from tests.membership import (
     test_inquiry,
     test_lease_book,
     test_leases,
+    test_mean_weights,
     test_members,
     test_repair,
     test_rounds,
@@ -89,6 +92,14 @@ def anonymous(real: Any) -> object:
         return real.__func__(RoundFindings, [("", each) for _, each in reports], contributors)
 
     return classmethod(of)
+
+
+def any_survivors(_real: Any) -> object:
+    def too_few(self: ReductionOrders, round_: Any) -> bool:
+        quorum: int = self.round_table.quorum(round_.original_count)
+        return len(round_.running().survivors()) < quorum
+
+    return too_few
 
 
 def wanted_still(real: Any) -> object:
@@ -194,6 +205,22 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
     "spent though left out": (
         (LeaseBook, "committed", lambda real: lambda *of, contributed: real(*of, contributed=True)),
         booked(test_lease_book.test_what_a_round_did_not_take_is_in_the_next_update),
+    ),
+    "newcomers weigh": (
+        (mean_weights, "weights_of", lambda _real: lambda tokens, _context: dict(tokens)),
+        test_mean_weights.test_a_newcomer_weighs_nothing_in_its_first_rounds,
+    ),
+    "a return ends the trial": (
+        (MemberHistory, "serve", lambda _real: lambda self, _commit: self.served.clear()),
+        test_mean_weights.test_a_trial_goes_on_after_a_restart_and_under_another_number,
+    ),
+    "an invite weighs as it likes": (
+        (mean_weights, "capped_by_invite", lambda _real: lambda weights, *_: dict(weights)),
+        test_mean_weights.test_an_invite_has_its_share_and_no_more,
+    ),
+    "nothing is a mean": (
+        (ReductionOrders, "_too_few", any_survivors),
+        test_mean_weights.test_a_round_of_which_only_newcomers_are_left_is_aborted,
     ),
     "one word of two names": (
         (RoundFindings, "middle", lambda _real: staticmethod(min)),

@@ -124,6 +124,17 @@ def test_nobody_honest_is_named_in_200_rounds(signal: float) -> None:
         assert not rounds.named()
 
 
+@pytest.mark.parametrize("kind", ["flipped", "noise"])
+def test_where_two_resemble_nobody_the_others_are_no_copies(kind: str) -> None:
+    rounds = Rounds()
+    for _ in range(ODD_ROUNDS + 2):
+        updates = rounds.updates(signal=2.0)
+        for bad in (E, BAD):
+            updates[bad] = -updates[bad] if kind == "flipped" else 3 * rounds.noise()
+        rounds.note(updates)
+    assert rounds.named() == [E, BAD]
+
+
 def test_a_bad_week_is_forgotten() -> None:
     """Odd rounds count in a row, and the average follows."""
     rounds = Rounds()

@@ -153,5 +153,7 @@ class ReductionOrders:
         return True
 
     def _too_few(self, round_: Round) -> bool:
-        survivors = round_.running().survivors()
-        return not survivors or len(survivors) < self.round_table.quorum(round_.original_count)
+        attempt = round_.running()
+        survivors = attempt.survivors()
+        weight = sum(each.weight for each in attempt.contributors if each.peer in survivors)
+        return not weight or len(survivors) < self.round_table.quorum(round_.original_count)

@@ -23,6 +23,7 @@ from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
 from .contribution_checks import SameSamples
+from .mean_weights import weights_of
 from .reduction_driver import ReductionDriver
 from .round import NOTHING_TRAINED, Round, RoundPhase, gate_norms
 from .round_clock import RoundClock
@@ -271,18 +272,16 @@ class RoundScheduler:
         needed = self.round_table.quorum(len(expected))
         if any(peer not in round_.answers.ready for peer in ready) or len(ready) < needed:
             return
-        scales, refused = gate_norms(
-            {peer: round_.answers.ready[peer].norm for peer in ready},
-            {peer: round_.answers.ready[peer].weight for peer in ready},
-        )
         messages = dict(round_.answers.ready)
+        scales, refused = gate_norms(
+            {peer: messages[peer].norm for peer in ready},
+            {peer: messages[peer].weight for peer in ready},
+        )
         for peer, why in refused.items():
             self.round_table.refuse_update(round_, peer, why)
-        contributors = tuple(
-            Contributor(peer, messages[peer].weight, scales[peer])
-            for peer in ready
-            if peer in scales and peer in self.context.roster
-        )
+        added = [peer for peer in ready if peer in scales and peer in self.context.roster]
+        weights = weights_of({p: messages[p].weight for p in added}, self.context)
+        contributors = tuple(Contributor(peer, weights[peer], scales[peer]) for peer in added)
         if len(contributors) < needed:
             self.round_table.abort(
                 round_, self._shortage(round_, len(contributors), len(expected), needed)

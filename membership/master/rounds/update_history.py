@@ -49,7 +49,7 @@ NORMAL = 1.4826  # the standard deviation of normal numbers, in median distances
 AGREEMENT_SPREAD = 0.15  # of the median agreement
 AGREEMENT_SPREAD_MIN = 0.02  # what a sample of a small model leaves uncertain
 EFFORT_SPREAD = 0.1  # of a natural logarithm: five are 0.6 of the usual norm
-UNLIKE_SPREAD = 0.1  # of the median angle of pairs: five are half of it
+UNLIKE_SPREAD = 0.1  # of the usual angle to the nearest: five are half of it
 # Of ``p``. A walk without a direction goes as far as the root of its steps, a straight one as them.
 EXPONENT, EXPONENT_MIN, EXPONENT_MAX = 0.7, 0.5, 1.0
 UNEQUAL = math.log(1.25)  # from this ratio to the median on, tokens tell the exponent
@@ -101,12 +101,14 @@ class RoundFindings:
     """What the owners together say about a round's updates, by peer.
 
     Attributes:
-      unlike: the share of unlike signs in the sketches of two members; the median of all pairs.
+      nearest: the least share of unlike signs in its sketch and another one, and whose that is.
+      unlike: the median of these shares. That of all pairs would be larger where members oppose or
+        resemble nobody, and make twins of all others.
     """
 
     agreement: dict[str, float]
     effort: dict[str, float]
-    nearest: dict[str, tuple[float, str]]  # unlike signs, and of which other member
+    nearest: dict[str, tuple[float, str]]
     unlike: float
 
     # Small figures are odd, so of an even number the one that speaks for the member.
@@ -130,23 +132,22 @@ class RoundFindings:
                     found[peer] = cls.middle(known)
             return found
 
-        pairs = dict(_pairs(owners, peers))
         nearest: dict[str, tuple[float, str]] = {}
-        for (one, other), unlike in pairs.items():
+        for one, other, unlike in _pairs(owners, peers):
             for peer, like in ((one, other), (other, one)):
                 nearest[peer] = min(nearest.get(peer, (1.0, "")), (unlike, like))
         return cls(
             told(lambda owner: owner.agreement),
             told(lambda owner: owner.effort),
             nearest,
-            statistics.median(pairs.values()) if pairs else 0.0,
+            statistics.median_high([unlike for unlike, _ in nearest.values()] or [0.0]),
         )
 
 
 def _pairs(
     owners: Sequence[OwnerFindings], peers: Sequence[str]
-) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield the share of unlike signs for each pair of which neither said it alone."""
+) -> Iterator[tuple[str, str, float]]:
+    """Yield pairs with the share of unlike signs in their sketches."""
     for place, one in enumerate(peers):
         for at in range(place + 1, len(peers)):
             other = peers[at]
@@ -156,7 +157,7 @@ def _pairs(
                 if each.owner != one and each.owner != other
             ]
             if len(counts) >= REPORTS_MIN:
-                yield (one, other), RoundFindings.middle(counts) / (8 * SKETCH_BYTES)
+                yield one, other, RoundFindings.middle(counts) / (8 * SKETCH_BYTES)
 
 
 @define

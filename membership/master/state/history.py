@@ -12,6 +12,7 @@ the records.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -82,6 +83,8 @@ class MemberHistory:
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up and not taken again
     revoked: dict[str, str] = Factory(dict)  # by peer: the reason
+    # By peer, the one that has contributed last last: commits with it, or infinity without a trial.
+    served: dict[str, float] = Factory(dict)
 
     def name_of(self, peer: str) -> str:
         """Return a peer's name; empty if it is not known any more."""
@@ -102,6 +105,14 @@ class MemberHistory:
         self.next_number = max(self.next_number, record.number + 1)
         if len(self.admitted) > ADMITTED_MAX:
             del self.admitted[next(iter(self.admitted))]
+
+    def serve(self, commit: Commit) -> None:
+        """Count a commit for its contributors; those of the run's first one have no trial."""
+        first = 0.0 if self.served else math.inf
+        for each in commit.contributors:
+            self.served[each.peer] = self.served.pop(each.peer, first) + 1
+        while len(self.served) > ADMITTED_MAX:
+            del self.served[next(iter(self.served))]
 
     def take_place(self, peer: str) -> None:
         self.places.add(peer)
@@ -360,6 +371,7 @@ class RunHistory:
         self.step = max(self.step, commit.at_step)
         self.schedule.last_round = commit.round
         self.members.number_at_commit = self.members.next_number
+        self.members.serve(commit)
         self.schedule.next_round = max(self.schedule.next_round, commit.round + 1)
         self._forget_roots(commit.fragment)
 
