@@ -43,6 +43,12 @@ SHADOW, CAP = 20, 0.25
 KINDS = ("flipped", "noise", "lazy", "copier", "four copies", "four flipped")
 CHUNKS = 16
 
+NOTES = (
+    'Loss: of the clean run, else beyond it; with nothing done, with newcomers = "shadow:20" and'
+    " whoever is named kicked, and with invite_share_max = 0.25. Half of the peers cannot be told"
+    " from the other half: four flipped ones are named by nobody.",
+)
+
 Values = NDArray[np.float32]
 
 
@@ -271,6 +277,7 @@ def measure(rounds: int, clean: int, seeds: int) -> Measured:
         ["python -m benchmarks.poison"],
         ["data", "bad", "named in round", "honest named", "loss", "shadow:20", "cap 0.25"],
         rows,
+        NOTES,
     )
     return [table], figures
 

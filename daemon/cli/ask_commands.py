@@ -185,6 +185,23 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("peer")
+@state_option
+@click.option("--back", is_flag=True, help="Let it take a place again.")
+@json_option
+def demote(peer: str, state: Path | None, back: bool, as_json: bool) -> None:
+    """Make PEER a spare that takes no place, until it is taken back.
+
+    \b
+    Example:
+      holdfast demote alder
+    """
+    answer = call(find_control(state, "master"), "demote", {"peer": peer, "back": back})
+    done = "demoted" if answer["demoted"] else "took back"
+    click.echo(json.dumps(answer) if as_json else f"{done} {answer['peer']}")
+
+
+@click.command()
 @state_option
 @json_option
 def pause(state: Path | None, as_json: bool) -> None:

@@ -186,6 +186,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.invite,
         ask_commands.approve,
         ask_commands.kick,
+        ask_commands.demote,
         ask_commands.leave,
         look_commands.forget,
         run_commands.relay,

@@ -52,6 +52,7 @@ class OperatorCommands:
             "withdraw": self._withdraw,
             "approve": self._approve,
             "kick": self._kick,
+            "demote": self._demote,
             "pause": self._pause,
             "resume": self._resume,
             "finish": self._finish,
@@ -105,6 +106,11 @@ class OperatorCommands:
         peer = self._find_peer(str(body.get("peer", "")))
         await self._service.see_through(partial(self._coordinator.kick, peer, _reason(body)))
         return {"peer": peer, "kicked": True}
+
+    async def _demote(self, body: Json) -> Json:
+        peer, back = self._find_peer(str(body.get("peer", ""))), body.get("back") is True
+        await self._service.see_through(partial(self._coordinator.demote, peer, back))
+        return {"peer": peer, "demoted": not back}
 
     def _find_peer(self, wanted: str) -> str:
         names = {peer: grant.name for peer, grant in self._store.granted().items()}

@@ -46,7 +46,7 @@ from .routes.routes import Routes
 from .run_end import RunEnding
 from .state.context import Context, format_member, quoted
 from .state.history import RunHistory
-from .state.journal import JournalRecord, PeerRevoked, RunPaused
+from .state.journal import JournalRecord, PeerDemoted, PeerRevoked, RunPaused
 from .state.master_effects import Effect, StandDown
 from .state.roster import Connection, Grant, Member
 from .state.succession import Succession
@@ -276,6 +276,14 @@ class Coordinator:
         self.removal.evict(peer, m.RefusalCode.KICKED, why)
         self.state_sync.missing.discard(peer)
         self.state_sync.votes.unheard.discard(peer)
+        return True
+
+    @event
+    def demote(self, peer: str, back: bool, now_s: float) -> bool:
+        """Make a peer a spare that takes no place, on the operator's word, or undo that."""
+        self.context.record(PeerDemoted(peer, back))
+        said = "may take a place again" if back else "is demoted to a spare by the run's operator"
+        self.context.announce_peer(EventKind.ROLE, peer, said)
         return True
 
     @event

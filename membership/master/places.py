@@ -53,6 +53,7 @@ class Places:
                 limit,
                 history.versions,
                 self.context.now_s,
+                history.members.demoted,
             )
             if member is None:
                 return changed

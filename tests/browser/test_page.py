@@ -281,13 +281,14 @@ def test_drawings_have_names_for_screen_readers(page: Page) -> None:
     assert len(set(labels)) == len(labels)
 
 
-def test_a_members_page_says_what_is_odd_and_kicks(page: Page) -> None:
+def test_a_members_page_says_what_is_odd_and_has_buttons_for_it(page: Page) -> None:
     said = page.evaluate("""async () => {
         const { MemberPage } = await import("/static/member.js");
         const { get } = await import("/static/api.js");
         const status = await get("status");
-        const kicked = [];
-        const shown = new MemberPage("birch", (member) => kicked.push(member.name));
+        const done = [];
+        const act = (what) => (member) => done.push(`${what} ${member.name}`);
+        const shown = new MemberPage("birch", { Demote: act("demote"), "Kick…": act("kick") });
         const notice = document.querySelector("#member .suspicion");
         const birch = status.members.find((member) => member.name === "birch");
         const odd = "its updates point against the others', for 12 rounds";
@@ -296,15 +297,15 @@ def test_a_members_page_says_what_is_odd_and_kicks(page: Page) -> None:
             shown.show(status);
             return notice.hidden;
         });
-        notice.querySelector("button").click();
+        for (const button of notice.querySelectorAll("button")) button.click();
         const text = notice.textContent;
         shown.end();
-        return [hidden, text, kicked];
+        return [hidden, text, done];
     }""")
     assert said == [
         [True, False],
-        "its updates point against the others', for 12 rounds Kick…",
-        ["birch"],
+        "its updates point against the others', for 12 rounds Demote Kick…",
+        ["demote birch", "kick birch"],
     ]
 
 

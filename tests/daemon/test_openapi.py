@@ -184,6 +184,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             ("invite", {"uses": 0}, 422),
             ("withdraw", {"id": "nobody"}, 422),
             ("kick", {"peer": "nobody"}, 422),
+            ("demote", {"peer": "nobody"}, 422),
             ("pause", {}, 200),
             ("resume", {}, 200),
             ("finish", {}, 422),
@@ -209,6 +210,8 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
         check_schema({"$ref": "#/components/schemas/MasterStatus"}, now.json())
         assert now.json()["members"][0]["software"] == holdfast.__version__
         check(operations("peer")["POST", "/api/retry"], await peer.act("retry", {}))
+        response = await master.act("demote", {"peer": "alder", "back": True})
+        check(operations("master")["POST", "/api/demote"], response)
         response = await master.act("kick", {"peer": "alder"})
         check(operations("master")["POST", "/api/kick"], response)
 

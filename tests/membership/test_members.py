@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.hello_checks import PROCESS_S, PROCESSES_MAX
+from holdfast.membership.master.state.history import RunHistory
 from holdfast.membership.master.state.journal import (
     PeerAdmitted,
     PlaceTaken,
@@ -629,6 +630,26 @@ def test_contributors_take_free_places_and_the_rest_are_spares() -> None:
     table.join_in_sync(C)
     assert table.roles() == {"a": "contributor*", "b": "contributor*", "c": "spare*"}
     assert table.why(C).startswith("all 2 places are taken")
+
+
+def test_whom_the_operator_has_demoted_takes_no_place_and_another_does() -> None:
+    table = started(A, B, C, spares=[D])
+    table.take(table.master.demote(B, False, table.now_s))
+    assert table.roles() == {
+        "a": "contributor*",
+        "b": "spare*",
+        "c": "contributor*",
+        "d": "contributor*",
+    }
+    assert table.why(B) == "a spare: the run's operator has demoted it"
+    table.leave(B)
+    table.join_in_sync(B, incarnation=2)
+    members = table.master.context.history.members
+    assert B not in members.places
+    assert RunHistory.replay(table.journal).members.demoted == members.demoted == {B}
+    table.take(table.master.demote(B, True, table.now_s))
+    assert B in members.places
+    assert not members.demoted
 
 
 def test_a_spare_never_takes_a_place_that_was_always_free() -> None:

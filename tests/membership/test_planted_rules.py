@@ -206,6 +206,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
         (LeaseBook, "committed", lambda real: lambda *of, contributed: real(*of, contributed=True)),
         booked(test_lease_book.test_what_a_round_did_not_take_is_in_the_next_update),
     ),
+    "the demoted take places": (
+        (roster, "next_to_seat", lambda real: lambda *of: real(*of[:6])),
+        test_members.test_whom_the_operator_has_demoted_takes_no_place_and_another_does,
+    ),
     "newcomers weigh": (
         (mean_weights, "weights_of", lambda _real: lambda tokens, _context: dict(tokens)),
         test_mean_weights.test_a_newcomer_weighs_nothing_in_its_first_rounds,

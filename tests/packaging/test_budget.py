@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_801, "tests": 59_414, "benchmarks": 6_133}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_448, 34_664
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 27, 71, 19
+LINES = {"simulation": 5_801, "tests": 59_443, "benchmarks": 6_140}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_504, 34_693
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 

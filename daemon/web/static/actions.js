@@ -174,6 +174,11 @@ export async function kick(member) {
   if (await perform("kick", { peer: member.peer, reason: given.reason })) toast(`${member.name} was removed.`);
 }
 
+/** Makes a member a spare that takes no place. */
+export async function demote(member) {
+  if (await perform("demote", { peer: member.peer })) toast(`${member.name} is a spare now; \`holdfast demote --back\` undoes it.`);
+}
+
 /** Approves or refuses a pending machine. */
 export async function admit(row, refuse) {
   if (!refuse) {

@@ -7,7 +7,7 @@
 //
 // `#member=NAME` shows one member's page in place of the run's (see fragment.js).
 
-import { Actions, admit, kick } from "./actions.js";
+import { Actions, admit, demote, kick } from "./actions.js";
 import { Pending } from "./decisions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
@@ -58,7 +58,7 @@ class MasterView {
   #turn() {
     const wanted = wantedMember();
     this.page?.end();
-    this.page = wanted === null ? null : new MemberPage(wanted, kick);
+    this.page = wanted === null ? null : new MemberPage(wanted, { "Demote": demote, "Kick…": kick });
     byId("member").hidden = wanted === null;
     byId("run").hidden = wanted !== null;
     byId("headline").hidden = wanted !== null;

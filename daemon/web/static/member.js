@@ -20,17 +20,20 @@ export class MemberPage {
   #wanted; // name or id
   #peer = null; // its id, once it is known
 
-  /** `kick(member)` is called by the button beside what is odd about its updates. */
-  constructor(wanted, kick) {
+  /** `actions`: functions of a member, by the text of the button beside what is odd about it. */
+  constructor(wanted, actions) {
     this.#wanted = wanted;
     const back = element("a", { href: "#", className: "back", textContent: "← The run" });
     this.title = element("h2", { className: "member-title", textContent: wanted });
     this.word = element("span", { className: "muted" });
     this.why = element("p", { className: "muted", hidden: true });
     this.odd = element("span");
-    const button = element("button", { type: "button", className: "plain small", textContent: "Kick…" });
-    button.addEventListener("click", () => kick(this.found));
-    this.suspicion = element("p", { className: "suspicion", hidden: true }, this.odd, " ", button);
+    const buttons = Object.entries(actions).flatMap(([textContent, act]) => {
+      const button = element("button", { type: "button", className: "plain small", textContent });
+      button.addEventListener("click", () => act(this.found));
+      return [" ", button];
+    });
+    this.suspicion = element("p", { className: "suspicion", hidden: true }, this.odd, ...buttons);
     this.suspicion.dataset.tone = "bad";
     const list = element("dl", { className: "figures" });
     this.figures = new Figures(list, FIGURES);

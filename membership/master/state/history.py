@@ -27,6 +27,7 @@ from .journal import (
     LeasesReserved,
     MastersKnown,
     PeerAdmitted,
+    PeerDemoted,
     PeerRevoked,
     PlaceTaken,
     PlaceVacated,
@@ -83,6 +84,7 @@ class MemberHistory:
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up and not taken again
     revoked: dict[str, str] = Factory(dict)  # by peer: the reason
+    demoted: set[str] = Factory(set)  # spares that take no place
     # By peer, the one that has contributed last last: commits with it, or infinity without a trial.
     served: dict[str, float] = Factory(dict)
 
@@ -121,6 +123,13 @@ class MemberHistory:
     def vacate(self, peer: str) -> None:
         self.places.discard(peer)
         self.vacancies += 1
+
+    def demote(self, record: PeerDemoted) -> None:
+        if record.peer in self.places and not record.back:
+            self.vacate(record.peer)
+        self.demoted.discard(record.peer)
+        if not record.back and len(self.demoted) < ADMITTED_MAX:
+            self.demoted.add(record.peer)
 
     def revoke(self, record: PeerRevoked) -> None:
         if record.peer in self.places:
@@ -275,6 +284,8 @@ class RunHistory:
                 self._know_root(record.head)
             case PeerRevoked():
                 self.members.revoke(record)
+            case PeerDemoted():
+                self.members.demote(record)
             case RunPaused():
                 self.paused = record.paused
             case RunFinished():

@@ -160,6 +160,14 @@ class PeerRevoked(JournalRecord):
 
 
 @frozen
+class PeerDemoted(JournalRecord):
+    """The operator made a peer a spare that takes no place, or (``back``) undid that."""
+
+    peer: str
+    back: bool
+
+
+@frozen
 class RunPaused(JournalRecord):
     """The operator paused or resumed the opening of rounds."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 
 import attrs
@@ -290,6 +290,7 @@ def next_to_seat(
     place_count: int,
     versions: list[int],
     now_s: float,
+    demoted: Collection[str] = (),
 ) -> Member | None:
     """Return the member that takes a place now, if any may. A ``place_count`` of 0 is no limit."""
     if place_count and len(places) >= place_count:
@@ -298,6 +299,7 @@ def next_to_seat(
         member
         for member in roster
         if member.peer not in places
+        and member.peer not in demoted
         and member.in_sync
         and member.trainer.running
         and not member.draining

@@ -169,6 +169,8 @@ class WaitReasons:
 
     def _no_place(self, member: Member) -> str:
         context = self._coordinator.context
+        if member.peer in context.history.members.demoted:
+            return "a spare: the run's operator has demoted it"
         rest_s = member.trainer.rests_until_s - context.now_s
         if rest_s > 0.0:
             return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
