@@ -5,6 +5,7 @@ Each planted bug removes one rule, and the runs must find it; beside each bug is
 
     lone words          a single member's report gets an update refused
     found elsewhere     norms reported by a single member, even one that owns no chunk, are believed
+    one owner names     a single owner's report makes a member's updates odd
     heads that lie      the first reported root becomes the run's
     any result          the first reported result becomes the run's
     mover alone         a single member that claims progress keeps an attempt alive
@@ -23,10 +24,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
+from holdfast.membership.master.rounds import (
+    accusations,
+    contribution_checks,
+    inquirer,
+    norms,
+    update_history,
+)
 from holdfast.membership.master.rounds.attempt import Attempt, ReductionOutcome, Reports
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
+from holdfast.membership.master.rounds.update_history import RoundFindings
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
@@ -93,6 +101,12 @@ def _(patch: Patch) -> None:
 
     patch.setattr(contribution_checks, "understated", understated)
     patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports.norms))
+
+
+@bug("one owner names", Falsehood.FOUND, seed=59)
+def _(patch: Patch) -> None:
+    patch.setattr(update_history, "REPORTS_MIN", 1)
+    patch.setattr(RoundFindings, "middle", staticmethod(min))
 
 
 @bug("heads that lie", Falsehood.ROOT, seed=11)
