@@ -110,8 +110,13 @@ class Leases:
     # ------------------------------------------------------------ facts
 
     def wanted(self, member: Member, message: m.LeasesWanted) -> None:
-        """Note that a member wants leases; ``settle`` gives them."""
+        """Note that a member wants leases; ``settle`` gives them.
+
+        It has claimed before what it still holds of an earlier session: the rest is nobody's.
+        """
         self._wanted[member.peer] = message
+        if (kept := self.kept.get(member.peer)) is not None:
+            kept.until_s = -math.inf
 
     def claimed(self, member: Member, message: m.LeasesHeld) -> None:
         """Give a member that is back what it held, as far as nobody else has got it meanwhile."""

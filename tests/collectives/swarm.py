@@ -69,15 +69,22 @@ async def run(reduction: Reduction) -> ReduceResult:
     failure: HoldfastError | None = None
     reduction._on_lost = reduction._fail
 
+    whole = trio.Event()
+
+    def take(result: ReduceResult) -> None:
+        results.append(result)
+        whole.set()
+
     async def end() -> None:
-        while not results or (reduction._running and reduction._running.nursery.child_tasks):
-            await trio.sleep(0.001)
+        await whole.wait()
+        while reduction._running and reduction._running.nursery.child_tasks:
+            await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
         try:
-            await reduction.serve(results.append)
+            await reduction.serve(take)
         except HoldfastError as error:
             failure = error
             nursery.cancel_scope.cancel()

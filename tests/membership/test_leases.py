@@ -306,6 +306,15 @@ def test_who_returns_with_nothing_gives_back_what_it_held() -> None:
     assert desk.want("b", 4) == ranges((0, 4))
 
 
+def test_a_peer_that_wants_leases_before_it_claims_any_has_none_of_before() -> None:
+    """Its process is another one: what the killed one held is waited for no longer."""
+    desk = Desk()
+    desk.want("a", 4)
+    desk.leave("a", forgets=True)
+    desk.attach("a")
+    assert desk.want("a", 4) == ranges((0, 4))
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over(commits: bool) -> None:
     desk = working(4)
