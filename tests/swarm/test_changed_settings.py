@@ -24,6 +24,7 @@ OTHER = {
     "diloco.pace": "lockstep",
     "membership.contributors": 2,
     "membership.spares": 0,
+    "membership.newcomers": "shadow:2",
     "membership.grace_s": 2.0,
     "reduce.codec_up": "int8",
     "reduce.codec_down": "bf16",
