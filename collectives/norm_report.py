@@ -2,7 +2,7 @@
 
 Before a round each member announces the norm of its update, which the master checks and clips by.
 The peers that add chunks up have the values themselves: they report these sums, and the master adds
-the reports up, or compares members by each (see ``strangers``). They decide no bit of the result,
+the reports up, or compares members by each (``update_history``). They decide no bit of the result,
 so the fastest summation is used.
 
 A *sketch* tells copies: 64 signs, each of a sum of a part of the values with random signs. Two
@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from ..protocol.messages import SKETCH_BYTES, Contributor
 from .arithmetic import Values, product
 
-SAMPLE_VALUES = (
-    2**13
-)  # values of each chunk that are compared with others: four rows of many a matrix
+SAMPLE_VALUES = 2**13  # of each chunk, that are compared with others: four rows of many a matrix
 LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it
 NOTHING: Values = np.empty(0, np.float32)
 SIGNS = 8 * SKETCH_BYTES

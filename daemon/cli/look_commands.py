@@ -1,4 +1,4 @@
-"""Commands that show a run (peers, rounds, events), and those for who sits at a machine: logs,
+"""Commands that show a run (peers, rounds, events), and those about what is on this machine: logs,
 dashboard, forget.
 """
 
