@@ -69,6 +69,11 @@ def test_who_names_most_of_the_others_excuses_nothing_by_it() -> None:
     assert findings.against == {E: {A, B, C, D}}
 
 
+def test_an_answer_that_is_ignored_does_not_excuse_its_speaker() -> None:
+    told = {A: answer(results=(E,)), E: answer(contributions=(A, B), results=(C,))}
+    assert waiting(told, FIVE).against == {E: {A}}
+
+
 def test_who_has_reported_a_result_lacks_nothing_whatever_it_says() -> None:
     told = {A: answer(results=(E,)), E: answer(contributions=(B,))}
     assert waiting(told, FIVE, done=(B, C, D, E)).against == {E: {A}}

@@ -51,6 +51,7 @@ SEEDS_MAX = 400  # searched for those whose peer tells the lie that should be fo
 FAILED = (  # seeds that once violated an invariant
     1_191_990_145,  # one unconfirmed report restarted every round until it was aborted
     1_191_990_153,
+    500_945,  # an ignored answer excused its speaker, and whom it kept waiting was removed
 )
 
 HOSTILE = BatchOptions(kind=RunKind.HOSTILE)

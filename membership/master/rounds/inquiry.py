@@ -11,7 +11,7 @@ accuses:
                             one
 
 Each answer is one member's word about another and weighs as much (see ``accusations``). An answer
-that accuses more than half of the others is ignored.
+that accuses more than half of the others is ignored, and excuses nobody.
 """
 
 from __future__ import annotations
@@ -99,18 +99,24 @@ def waiting(
       done: members that have reported a result, and so lack nothing.
     """
     others_count = len(taking_part) - 1
+    waiting_for = {speaker: answer for speaker, answer in answers.items() if speaker not in done}
     lacks = {
         speaker: set(answer.contributions).intersection(taking_part) - {speaker}
-        for speaker, answer in answers.items()
-        if speaker not in done
+        for speaker, answer in waiting_for.items()
     }
     # Owners that wait for contributions themselves: their results may be late.
-    excused = {
-        speaker for speaker, named in lacks.items() if named and not _most(named, others_count)
-    }
-    for speaker, named in lacks.items():
-        named |= set(answers[speaker].results).intersection(taking_part) - excused - {speaker}
-    return _weighed(lacks, others_count)
+    excused = {speaker for speaker, named in lacks.items() if named}
+    while True:
+        named = {
+            speaker: lacks[speaker]
+            | set(answer.results).intersection(taking_part) - excused - {speaker}
+            for speaker, answer in waiting_for.items()
+        }
+        # An answer that is ignored does not excuse its speaker either.
+        ignored = {speaker for speaker in excused if _most(named[speaker], others_count)}
+        if not ignored:
+            return _weighed(named, others_count)
+        excused -= ignored
 
 
 def is_done(answer: Diagnosis) -> bool:
