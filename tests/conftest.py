@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import signal
@@ -48,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("dist", "no") == "no":  # this process collects the tests
+        gc.disable()  # until they are: all that is made stays
     rewrite_share(session.config)
 
 
@@ -82,6 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt what was collected from garbage collection: tests make much garbage, this is none."""
+    gc.enable()
     collect_rarely()
 
 

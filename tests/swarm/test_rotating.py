@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.simulation.scenario import Scenario
 from tests.swarm import rotating
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ("tests/swarm/rotating.py", "tools/rotating_start.py")
+# What the program takes from the package and from the tests, without a simulator.
+STANDS_IN = {
+    "__init__.py": "",
+    "simulation/__init__.py": "",
+    "simulation/batch.py": "def collect_rarely() -> None: ...\n",
+    "tests/swarm/simulation.py": "KNOWN = {}\ndef outcome_of(seed):\n    return seed\n",
+}
 BROKEN = 41  # the seed that the planted bug breaks
-RAN = "def run_scenario("
 BUG = f"""
-    if scenario.seed == {Scenario.of(BROKEN).seed}:
-        raise ViolationError("planted")
+    if seed == {BROKEN}:
+        raise ValueError("planted")
 """
 
 
@@ -38,14 +43,12 @@ def commit(clone: Path, said: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A repository of one commit: the code as it is here, where the package can be imported."""
+    """A repository of one commit: the program as it is here, and what it imports."""
     clone = tmp_path / "holdfast"
-    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run([*listed, "*.py"], capture_output=True, text=True, check=True).stdout
-    for name in names.splitlines():
-        if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/", "examples/")):
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, clone / name)
+    texts = STANDS_IN | {name: (ROOT / name).read_text() for name in PROGRAM}
+    for name, text in texts.items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text(text)
     git(clone.parent, "init", "--quiet", "--initial-branch=main", str(clone))
     (clone / ".gitignore").write_text("__pycache__/\nbuild/\n")
     commit(clone, "Base")
@@ -54,10 +57,8 @@ def clone(tmp_path: Path) -> Path:
 
 def plant(clone: Path) -> None:
     """Plant a bug that one seed shows."""
-    path = next(path for path in clone.rglob("scenario_run.py"))
-    before, begin, rest = path.read_text().partition(RAN)
-    signature, docstring, body = rest.partition('"""\n')
-    path.write_text(before + begin + signature + docstring + BUG + body)
+    path = clone / "tests/swarm/simulation.py"
+    path.write_text(path.read_text().replace(":\n", f":{BUG}", 1))
 
 
 def run(clone: Path, *arguments: str, **variables: str) -> tuple[int, str]:
