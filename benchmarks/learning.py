@@ -46,6 +46,7 @@ DEFAULT = ["diloco2", "diloco4", "diloco4@sync_every=10", "streaming2", "sparse2
 # What was found since, and the same with AdamW for Muon or the other way round.
 FOUND = ["muon4", "muon8", "muon-streaming2", "diloco4@inner=Muon"]
 INNER = ("AdamW", "Muon")  # optimizers that the script has
+RATE = "1e-3"  # its own
 # Of presets that were measured with another one than the first; the script has no SGD.
 PRESET_INNER = {"muon": "Muon", "muon-streaming": "Muon", "allreduce": "SGD"}
 SCRIPT = Path(__file__).with_name("learning_script.py")
@@ -58,16 +59,17 @@ Found = dict[str, Any]
 
 @frozen
 class Arm:
-    """A run: a preset with changed settings, or data parallel, and the inner optimizer."""
+    """A run: a preset with changed settings, or data parallel; inner optimizer and its rate."""
 
     name: str
     peers: int
     inner: str
+    rate: str  # of the inner optimizer, at its highest
     spec: RunSpec | None  # None: data parallel
 
     @classmethod
     def of(cls, name: str) -> Arm:
-        """Return the arm of a name such as ``diloco4@sync_every=10,inner=Muon``.
+        """Return the arm of a name such as ``diloco4@sync_every=10,inner=Muon,rate=2e-3``.
 
         Raises:
           UserError: there is no such arm, or it cannot have these settings.
@@ -79,13 +81,14 @@ class Arm:
         if preset not in (DATA_PARALLEL, *PRESETS) or not int(peers):
             raise BenchError(f"no arm {base!r}: give {DATA_PARALLEL} or a preset, and a number")
         inner = changed.pop("inner", PRESET_INNER.get(preset, INNER[0]))
+        rate = changed.pop("rate", RATE)
         if inner not in INNER or (preset == DATA_PARALLEL and changed):
             raise BenchError(
-                f"{name}: inner is one of {', '.join(INNER)}, and {DATA_PARALLEL} has"
-                " no other setting"
+                f"{name}: inner is one of {', '.join(INNER)}, rate a number, and"
+                f" {DATA_PARALLEL} has no other setting"
             )
         if preset == DATA_PARALLEL:
-            return cls(name, int(peers), inner, None)
+            return cls(name, int(peers), inner, rate, None)
         text = f'[run]\npreset = "{preset}"\n'
         for table, kind in TABLES.items():
             keys = [key.name for key in attrs.fields(kind) if key.name in changed]
@@ -93,12 +96,14 @@ class Arm:
                 text += f"[{table}]\n" + "".join(f"{key} = {changed.pop(key)}\n" for key in keys)
         if changed:
             raise BenchError(f"{name}: run.toml has no {', '.join(changed)}")
-        return cls(name, int(peers), inner, RunSpec.parse(text))
+        return cls(name, int(peers), inner, rate, RunSpec.parse(text))
 
     @property
     def baseline(self) -> str:
         """The name of the arm that it is compared with."""
-        return f"{DATA_PARALLEL}{self.peers}" + ("" if self.inner == INNER[0] else "@inner=Muon")
+        changes = [f"inner={self.inner}"] if self.inner != INNER[0] else []
+        changes += [f"rate={self.rate}"] if self.rate != RATE else []
+        return f"{DATA_PARALLEL}{self.peers}" + ("@" if changes else "") + ",".join(changes)
 
     def trial(self, steps: int) -> Trial:
         if self.spec is None:
@@ -108,10 +113,11 @@ class Arm:
     def measure(self, seed: int, steps: int, batch: int) -> Found:
         """Train it, and return what came of it."""
         windows = batch if self.spec else batch * self.peers
-        command = [sys.executable, str(SCRIPT), f"--seed={seed}", f"--batch={windows}"]
+        script = [str(SCRIPT), f"--inner={self.inner}", f"--rate={self.rate}"]
+        command = [sys.executable, *script, f"--seed={seed}", f"--batch={windows}"]
         with tempfile.TemporaryDirectory(prefix="learning-") as folder:
             trial = self.trial(steps)
-            found = run_trial(trial, Path(folder) / "run", [*command, f"--inner={self.inner}"], say)
+            found = run_trial(trial, Path(folder) / "run", command, say)
         if (loss := found.end(FIGURE)) is None:
             raise BenchError(f"{self.name}: no {FIGURE} was logged")
         measured = {"loss": loss, "tokens": found.tokens, "round_bytes": found.round_bytes}

@@ -25,19 +25,19 @@ from examples.train import (
     windows,
 )
 
-RATE_MAX, RATE_MIN = 1e-3, 1e-4
+RATE_END = 0.1  # of the highest rate, at the last step
 WARM_UP_SHARE = 0.1  # of the steps
 WEIGHT_DECAY = 0.1
 VALIDATION_BATCH, VALIDATION_BATCHES = 64, 64  # 262,144 bytes
 
 
-def rate(step: int, steps: int) -> float:
-    """Return the rate of a step: warm-up, then a cosine down to ``RATE_MIN`` at the last step."""
+def rate_share(step: int, steps: int) -> float:
+    """Return a step's share of the highest rate: warm-up, then a cosine down to ``RATE_END``."""
     warm_up = WARM_UP_SHARE * steps
     if step < warm_up:
-        return RATE_MAX * (step + 1) / warm_up
+        return (step + 1) / warm_up
     share = min(1.0, (step - warm_up) / (steps - warm_up))
-    return RATE_MIN + 0.5 * (RATE_MAX - RATE_MIN) * (1 + math.cos(math.pi * share))
+    return RATE_END + 0.5 * (1 - RATE_END) * (1 + math.cos(math.pi * share))
 
 
 def make_optimizers(model: GPT, inner: str) -> list[torch.optim.Optimizer]:
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first weights")
     parser.add_argument("--batch", type=int, default=12, help="windows of a step")
     parser.add_argument("--inner", choices=("AdamW", "Muon"), default="AdamW")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of the optimizer, at its highest")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     training, held_out = load_corpus()
@@ -77,9 +78,10 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
+        rate = arguments.rate * rate_share(run.global_step, run.total_steps or 1) * run.rate_scale
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate(run.global_step, run.total_steps or 1) * run.rate_scale
+                group["lr"] = rate
             optimizer.step()
         run.step(loss=loss.item(), tokens=tokens.numel())
     # By the end all peers hold the same weights; it is enough if one of them judges them.
