@@ -397,7 +397,7 @@ class Peer:
 
     def _show_gpus(self, text: str) -> None:
         if self._hosting is not None and self.supervisor is not None:
-            text = self._hosting.text(*self.supervisor.gpus.counts())
+            text = self._hosting.places.shown(*self.supervisor.gpus.counts())
         self.service.report.accelerators = text
 
     def why_unready(self) -> str:

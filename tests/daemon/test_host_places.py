@@ -120,11 +120,20 @@ async def test_another_number_of_gpus_at_a_host_begins_the_command_again() -> No
     site = Site()
     birch = host("birch", gpus=4)
     await site.started(birch, host("cedar", gpus=2))
-    assert site.places.gpus() == (6, 6)
+    assert site.places.shown(2, 2) == "3 of 3 hosts (with birch, cedar), 8 of 8 GPUs"
     birch.hello = HostHello("birch", 3, 4)
     site.places.changed()
     assert "GPUs" in await ends(site.places.change)
-    assert site.places.gpus() == (5, 6)
+    assert site.places.shown(1, 2) == "3 of 3 hosts (with birch, cedar), 6 of 8 GPUs"
+
+
+def test_names_of_hosts_that_are_long_are_left_out() -> None:
+    site = Site()
+    assert site.places.shown(0, 0) == "1 of 3 hosts"
+    site.places.came(host("a" * 30))
+    assert site.places.shown(0, 0) == f"2 of 3 hosts (with {'a' * 30})"
+    site.places.came(host("b" * 30))
+    assert site.places.shown(0, 0) == "3 of 3 hosts"
 
 
 async def test_the_command_fails_where_it_fails_at_a_host_and_not_by_being_ended() -> None:

@@ -91,9 +91,3 @@ class Hosting:
 
     def _bind(self, port: int) -> list[Address]:
         return [Address(each.host, port) for each in self._options.listen]
-
-    def text(self, healthy: int, total: int) -> str:
-        """Return what people read of the hosts, and of all GPUs with those of this one."""
-        there, known = self.places.gpus()
-        gpus = f", {healthy + there} of {total + known} GPUs" if total + known else ""
-        return f"{self.places}{gpus}"

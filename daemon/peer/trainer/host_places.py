@@ -14,6 +14,7 @@ import trio
 from attrs import define, field
 
 from ....protocol.messages import FailureKind, HostEnded, HostHello, HostStart, HostStop, Message
+from ....protocol.messages.limits import WORD_CHARS_MAX
 from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 
@@ -86,10 +87,15 @@ class HostPlaces:
     def __str__(self) -> str:
         return f"{1 + len(self._present)} of {self.wanted} hosts"
 
-    def gpus(self) -> tuple[int, int]:
-        """Return how many GPUs of the further hosts are healthy, and how many there are."""
+    def shown(self, healthy: int, all_: int) -> str:
+        """Return what people read of the hosts and of all GPUs; given are those of the head."""
         hellos = [host.hello for host in self._present]
-        return sum(each.gpus_healthy for each in hellos), sum(each.gpus_all for each in hellos)
+        healthy += sum(each.gpus_healthy for each in hellos)
+        all_ += sum(each.gpus_all for each in hellos)
+        gpus = f", {healthy} of {all_} GPUs" if all_ else ""
+        names = f" (with {', '.join(each.name for each in hellos)})" if hellos else ""
+        named = f"{self}{names}{gpus}"
+        return named if len(named) <= WORD_CHARS_MAX else f"{self}{gpus}"
 
     # ------------------------------------------------------------ for the head
 
