@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.rounds.mean_weights import capped_by_invite
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.spec.mistakes import SpecError
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
-from tests.membership.table import CONTRIBUTOR, A, B, C, D, E, Grant, Table, hello_of, started
+from tests.membership.table import CONTRIBUTOR, A, B, C, D, E, Table, hello_of, started
 
 TRIAL = '[membership]\nnewcomers = "shadow:3"\nquorum = 0.5\n'
 
