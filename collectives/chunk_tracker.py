@@ -25,9 +25,8 @@ from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Assignment
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .arithmetic import ChunkLayout
-from .contributor_sets import pack_set
 from .links.buffer_pool import BufferPool
-from .result import RoundResult
+from .result import RoundResult, pack_set
 
 
 class FrameDuty(enum.Enum):

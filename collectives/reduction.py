@@ -54,10 +54,10 @@ from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .chunk_adder import ChunkAdder, ThreadEntry
 from .chunk_sender import ChunkSender, SendTasks
-from .contributor_sets import unpack_bits
 from .encoded_input import EncodedInput
 from .links.hub import LINK_WAIT_S
 from .reduction_context import ReductionContext
+from .result import unpack_bits
 from .spot_check import SpotCheck
 
 WORKERS = 2  # chunks that are added up at once where no frame's arrival does it

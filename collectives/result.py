@@ -24,12 +24,11 @@ from blake3 import blake3
 
 from ..protocol.errors import BadContributionError
 from ..protocol.messages import ContributorRun
-from ..protocol.network.lane import FrameKind
+from ..protocol.network.lane import Buffer, FrameKind
 from ..protocol.unnamed_file import UnnamedFile
 from .arithmetic import ChunkLayout, Counters, Values, check_finite, decode_checked
 from .codecs.codec_base import Bytes
 from .codecs.codecs import FrameCompressor, expand
-from .contributor_sets import pack_set, unpack_set
 from .links.buffer_pool import BufferPool
 
 
@@ -229,3 +228,34 @@ class RoundResult:
 
     def _is_compressed(self, index: int, payload_bytes: int) -> bool:
         return self._layout.zstd_down and payload_bytes < self._layout.cuts[index].down_bytes
+
+
+# ---------------------------------------------------------------- sets of contributors
+
+
+# One bit for each contributor, in the order's order, the first one lowest, in as few bytes as hold
+# them all. A result in which no contributor is missing has no manifest.
+
+
+def pack_set(present: Sequence[bool]) -> bytes:
+    """Pack a set of contributors as it follows a chunk's mean on the wire."""
+    return np.packbits(np.array(present, np.bool_), bitorder="little").tobytes()
+
+
+def unpack_bits(data: Buffer, count: int) -> list[bool]:
+    """Unpack ``count`` bits, the lowest of each byte first; bits beyond the data are 0."""
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tolist()
+    return [bool(bit) for bit in bits] + [False] * (count - len(bits))
+
+
+def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:
+    """Unpack a set of contributors from the wire.
+
+    Raises:
+      ValueError: the set is empty, full (then it is not sent), or has bits beyond the contributors.
+    """
+    bits = unpack_bits(data, 8 * len(data))
+    within = bits[:contributor_count]
+    if any(bits[contributor_count:]) or not any(within) or all(within):
+        raise ValueError("a set of contributors that cannot be")
+    return within

@@ -31,10 +31,10 @@ from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ..protocol.pulse import Pulse
 from .codecs.codecs import expand
 from .combine import combined
-from .contributor_sets import unpack_bits
 from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, Load
 from .reduction_context import ReductionContext
+from .result import unpack_bits
 
 DIGEST_BYTES = 32
 

@@ -40,7 +40,7 @@ from holdfast.checkpoint.tensor_file import (
 )
 from holdfast.collectives.chunk_tracker import UnwantedFrameError
 from holdfast.collectives.codecs.codecs import expand, parse_codec
-from holdfast.collectives.contributor_sets import pack_set, unpack_set
+from holdfast.collectives.result import pack_set, unpack_set
 from holdfast.daemon.web.run_history import EventsQuery, HistoryQuery, QueryError, parse_query
 from holdfast.membership.master.state.journal import RECORDS
 from holdfast.membership.spec.spec import CODECS, RunSpec
