@@ -56,7 +56,6 @@ from holdfast.membership.master.rounds import (
     contribution_checks,
     norms,
     repair,
-    repairer,
 )
 from holdfast.membership.master.rounds.attempt import Attempt, Blame, ReductionOutcome, Reports
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
@@ -218,7 +217,7 @@ def _(patch: Patch) -> None:
     ) -> Any:
         return original(owners, lost, left, receivers, dict.fromkeys(left, b""), apart)
 
-    patch.setattr(repairer, "plan_repair", plan_repair)
+    patch.setattr(repair, "plan_repair", plan_repair)
 
 
 def any_heads(_real: Any) -> object:

@@ -21,7 +21,7 @@ from holdfast.membership.master.rounds.attempt import Attempt, Audit
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.reduction_orders import ReductionOrders
-from holdfast.membership.master.rounds.repairer import Repairer
+from holdfast.membership.master.rounds.repair import Repairer
 from holdfast.membership.master.rounds.update_history import RoundFindings, UpdateHistory
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.history import MemberHistory

@@ -70,7 +70,7 @@ from holdfast.membership.master.removal import Removal
 from holdfast.membership.master.rounds import (
     reduction_driver,
     reduction_orders,
-    repairer,
+    repair,
     round_scheduler,
 )
 from holdfast.membership.master.rounds.attempt import Attempt, ReductionOutcome
@@ -311,7 +311,7 @@ def _(patch: Patch) -> None:
 
 @bug("dead successors", seed=20)
 def _(patch: Patch) -> None:
-    patch.setattr(repairer, "plan_repair", lambda *_: ())
+    patch.setattr(repair, "plan_repair", lambda *_: ())
 
 
 @bug("same number", RunKind.HOSTILE, seed=1)

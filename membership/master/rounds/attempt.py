@@ -9,7 +9,7 @@ gives the chunks of the lost to others, and the attempt goes on under the flush'
                                   +------+ another member is lost: the flush begins again
 
 Nothing here sends or records; ``reduction_driver`` and its parts do. Each part changes an object of
-its own: ``repairer`` the flush, ``accusations`` the blame, ``inquirer`` the inquiries, ``audits``
+its own: ``repair`` the flush, ``accusations`` the blame, ``inquirer`` the inquiries, ``audits``
 the audit, and ``reduction_driver`` the reports.
 """
 
@@ -26,7 +26,20 @@ from ..state.roster import Roster
 from ..state.voting_blocs import elect, voices_of
 from .inquiry import Inquiries
 from .norms import Report
-from .repair import FlushState, holds
+
+
+@define
+class FlushState:
+    """The flush in progress, or the last one."""
+
+    number: int = 0  # of the repair that it prepares
+    began_s: float = math.inf  # infinity if none is in progress
+    shut: set[str] = Factory(set)  # the lost that the others were told to shut out
+    held: dict[str, bytes] = Factory(dict)  # by receiver: the chunks it holds, a bit each
+
+    @property
+    def in_progress(self) -> bool:
+        return self.began_s < math.inf
 
 
 @define
@@ -306,3 +319,7 @@ class Blame:
 
     def accused_by(self, peer: str) -> list[str]:
         return [accused for accused, accusers in self.accusers.items() if peer in accusers]
+
+
+def holds(bits: bytes, chunk: int) -> bool:
+    return chunk // 8 < len(bits) and bool(bits[chunk // 8] >> chunk % 8 & 1)

@@ -22,7 +22,7 @@ from .contribution_checks import ContributionChecks
 from .inquirer import Inquirer
 from .inquiry import Question
 from .reduction_orders import ReductionOrders
-from .repairer import Repairer
+from .repair import Repairer
 from .round import Round
 from .round_table import RoundTable
 

@@ -18,7 +18,7 @@ that does not answer a flush, and an attempt in which nothing moves, have ``dead
 that finishes long after the quorum is left behind.
 
 The parts, each in a file of its own: ``reduction_orders`` (begin, run again), ``accusations`` (who
-is left out), ``inquirer`` (what members wait for), ``repairer`` (flush and repair), ``decision``
+is left out), ``inquirer`` (what members wait for), ``repair`` (flush and repair), ``decision``
 (commit).
 """
 
@@ -42,7 +42,7 @@ from .inquirer import Inquirer
 from .inquiry import Question
 from .norms import makes_sense
 from .reduction_orders import ReductionOrders
-from .repairer import Repairer
+from .repair import Repairer
 from .round import Round
 from .round_table import RoundTable
 

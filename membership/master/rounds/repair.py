@@ -1,6 +1,4 @@
-"""A flush as data, and the plan of a repair: new owners for the chunks of lost ones.
-
-Pure; ``repairer`` asks and sends.
+"""Flushes and repairs: the chunks of a lost owner go to other members (see ``attempt``).
 
 A chunk whose result a survivor holds is spread from there, unchanged; if no survivor holds it, from
 a listener that does. Any other chunk gets a new owner among the survivors, which adds up what the
@@ -12,25 +10,151 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from attrs import Factory, define
+from ....protocol import messages as m
+from ...shared.event_kind import EventKind
+from ..routes.routes import Routes
+from ..state.context import Context
+from ..state.roster import Member
+from .attempt import Attempt, ReductionOutcome, holds
+from .round import Round
+from .round_table import RoundTable
 
-from ....protocol.messages import Assignment
+SUCCESSORS_NAMED_MAX = 4  # in an event
 
 
-@define
-class FlushState:
-    """The flush in progress, or the last one."""
+class Repairer:
+    """Has members shut out a lost one and say what they hold, then redistributes its chunks."""
 
-    number: int = 0  # of the repair that it prepares
-    began_s: float = math.inf  # infinity if none is in progress
-    shut: set[str] = Factory(set)  # the lost that the others were told to shut out
-    held: dict[str, bytes] = Factory(dict)  # by receiver: the chunks it holds, a bit each
+    def __init__(self, context: Context, round_table: RoundTable, routes: Routes) -> None:
+        self.context = context
+        self.round_table = round_table
+        self.routes = routes
 
-    @property
-    def in_progress(self) -> bool:
-        return self.began_s < math.inf
+    # ------------------------------------------------------------ flush
+
+    def flush(self, round_: Round) -> None:
+        """Tell all members in the attempt to accept nothing more from the lost."""
+        attempt = round_.running()
+        attempt.begin_flush(self.context.now_s)
+        message = m.Flush(round_.number, attempt.flush.number, tuple(attempt.lost))
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def held(self, member: Member, message: m.Held) -> None:
+        """Note which chunks' results a receiver holds, now that it has shut out the lost."""
+        round_ = self.round_table.rounds.get(message.round)
+        attempt = round_.attempt if round_ is not None else None
+        if (
+            attempt is None
+            or not attempt.flush.in_progress
+            or attempt.flush.number != message.attempt
+        ):
+            return
+        if not attempt.serves(member.peer):
+            return
+        if len(message.results) != (len(attempt.owners) + 7) // 8:
+            why = "it holds chunks that the round does not have"
+            self.round_table.evict(member.peer, m.RefusalCode.PROTOCOL, why)
+            return
+        attempt.flush.held[member.peer] = message.results
+
+    def flush_limit_s(self, attempt: Attempt) -> float:
+        """Return when a needed member that has not answered the flush is removed."""
+        return attempt.flush.began_s + self.context.spec.membership.deadline_s
+
+    def listeners_limit_s(self, attempt: Attempt) -> float:
+        """Return until when listeners that may hold lost chunks are waited for."""
+        if not attempt.flush.in_progress or attempt.unheard():
+            return math.inf  # needed members are waited for, not listeners
+        return attempt.flush.began_s + self.context.spec.settle_s
+
+    def remove_mute(self, round_: Round) -> None:
+        """Remove the needed members that are alive and have not answered the flush."""
+        for peer in round_.running().unheard():
+            self.round_table.evict(
+                peer, m.RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
+            )
+
+    # ------------------------------------------------------------ repair
+
+    def may_repair(self, attempt: Attempt) -> bool:
+        """Return whether all answers to the flush that matter are in."""
+        if attempt.unheard():
+            return False
+        return self.context.now_s >= self.listeners_limit_s(attempt) or not (
+            attempt.may_learn_more()
+        )
+
+    def repair(self, round_: Round) -> bool:
+        """Give the chunks of the lost to others; return False if the message would be too large."""
+        attempt = round_.running()
+        assignments = self._assignments(attempt, attempt.survivors(), attempt.flush.held)
+        if len(assignments) > m.OWNER_RUNS_MAX:
+            return False
+        round_.repair_count += 1
+        self.round_table.repair_count += 1
+        self.context.announce(EventKind.ROUND, None, self._format_repair(round_, assignments))
+        attempt.begin_repair(assignments, self.context.now_s)
+        self._send(round_, assignments)
+        return True
+
+    def serve_listeners(self, round_: Round, outcome: ReductionOutcome) -> None:
+        """Have the results that a lost owner did not send to listeners spread by other members.
+
+        This needs no flush: all members that are asked hold the result that is being committed.
+        """
+        attempt = round_.running()
+        having = [p for p in attempt.survivors() if attempt.outcomes.get(p) == outcome]
+        waiting = [p for p in attempt.served() if p not in attempt.outcomes]
+        if not (having and waiting and attempt.lost.keys() & set(attempt.owners)):
+            return
+        everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
+        held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
+        assignments = self._assignments(attempt, having, held)
+        if len(assignments) > m.OWNER_RUNS_MAX:
+            return  # they are synced again, like all members that miss a result
+        outcomes = dict(attempt.outcomes)
+        attempt.begin_flush(self.context.now_s)
+        attempt.begin_repair(assignments, self.context.now_s)
+        attempt.outcomes = outcomes
+        self._send(round_, assignments)
+
+    def _assignments(
+        self, attempt: Attempt, survivors: Sequence[str], held: Mapping[str, bytes]
+    ) -> tuple[m.Assignment, ...]:
+        apart = self.routes.apart(attempt.receivers)
+        return plan_repair(attempt.owners, attempt.lost, survivors, attempt.receivers, held, apart)
+
+    def _send(self, round_: Round, assignments: tuple[m.Assignment, ...]) -> None:
+        attempt = round_.running()
+        message = m.Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def _format_repair(self, round_: Round, assignments: Sequence[m.Assignment]) -> str:
+        attempt = round_.running()
+        lost = ", ".join(self.context.name(peer) for peer in attempt.lost)
+        counts: Counter[str] = Counter()
+        for assignment in assignments:
+            counts[assignment.owner] += assignment.chunk_count
+        again_count = sum(a.chunk_count for a in assignments if a.from_scratch)
+        successors = [
+            f"{self.context.name(p)} ({n})" for p, n in counts.most_common(SUCCESSORS_NAMED_MAX)
+        ]
+        if len(counts) > len(successors):
+            successors.append(f"{len(counts) - len(successors)} more")
+        taken = f" by {', '.join(successors)}" if successors else ""
+        return (
+            f"repaired round {round_.number}: {lost} lost, {counts.total()} of"
+            f" {len(attempt.owners)} chunks taken over{taken}, {again_count} of them added up"
+            f" again, nothing else rerun ({attempt.why_lost()})"
+        )
+
+
+# ---------------------------------------------------------------- the plan of a repair
 
 
 def plan_repair(
@@ -40,7 +164,7 @@ def plan_repair(
     receivers: Sequence[str],
     held: Mapping[str, bytes],
     apart: Collection[str] = (),
-) -> tuple[Assignment, ...]:
+) -> tuple[m.Assignment, ...]:
     """Assign every chunk of a lost owner to another member.
 
     Args:
@@ -73,9 +197,5 @@ def plan_repair(
     assignments = []
     for (_offset, (successor, from_scratch, lacks)), run in runs:
         chunks = [chunk for _at, (chunk, _what) in run]
-        assignments.append(Assignment(chunks[0], len(chunks), successor, from_scratch, lacks))
+        assignments.append(m.Assignment(chunks[0], len(chunks), successor, from_scratch, lacks))
     return tuple(assignments)
-
-
-def holds(bits: bytes, chunk: int) -> bool:
-    return chunk // 8 < len(bits) and bool(bits[chunk // 8] >> chunk % 8 & 1)
