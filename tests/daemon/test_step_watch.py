@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.daemon.peer.trainer.step_watch import (
+from holdfast.daemon.peer.trainer_service import (
     FIRST_STEP_DEADLINES,
     LOOK_S_MAX,
     StepSample,
