@@ -22,13 +22,13 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from ..collectives.links.event_loop import Loop
 from ..collectives.links.hub import LinkHub
 from ..collectives.links.link import Link
 from ..protocol import messages as m
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameHeader, FrameKind
+from ..protocol.wakeups import Loop
 from .blocks import DIGEST_BYTES, FragmentArrays
 from .donor_view import DonorView, Item, owed_since
 from .incoming_fragment import Find, IncomingFragment

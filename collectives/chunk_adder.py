@@ -16,11 +16,11 @@ from attrs import define, field
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.network.lane import FrameHeader
+from ..protocol.wakeups import Loop
 from .arithmetic import Values, reduce_counters
 from .chunk_sender import ChunkSender
 from .chunk_tracker import FrameDuty, UnwantedFrameError
 from .combine import combine_chunk
-from .links.event_loop import Loop
 from .norm_report import NOTHING, NormSums
 from .reduction_context import ReductionContext
 from .spot_check import digests_of

@@ -28,7 +28,7 @@ from ..protocol.errors import BadContributionError, PeerLostError, RemoteProtoco
 from ..protocol.messages import Audited, AuditOrder, ChunkFinding
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
-from ..protocol.pulse import Pulse
+from ..protocol.wakeups import Pulse
 from .codecs.codecs import expand
 from .combine import combined
 from .links.rates.send_priority import SendRank

@@ -19,7 +19,7 @@ import trio
 
 from ...protocol.errors import LocalProtocolError, RemoteProtocolError
 from ...protocol.network.lane import FrameHeader, FrameKind
-from ...protocol.pulse import Pulse
+from ...protocol.wakeups import Pulse
 
 # How long a lane waits for a sink of its frame; then the frame is dropped. The sender would take a
 # wait of ``LANE_STALL_S`` for a stall.

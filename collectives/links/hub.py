@@ -28,8 +28,8 @@ from ...protocol import messages as m
 from ...protocol.dial_order import are_linked
 from ...protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
 from ...protocol.network.interface import Channel, Network
-from ...protocol.pulse import Pulse
 from ...protocol.trust.authority import Party
+from ...protocol.wakeups import Pulse
 from .buffer_pool import BufferPool
 from .dialling.handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .dialling.peer_link import HANDSHAKE_S, PeerLink

@@ -24,7 +24,7 @@ from attrs import define
 
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived, Message
-from ...protocol.pulse import Pulse
+from ...protocol.wakeups import Pulse
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
 from .link_parts import (

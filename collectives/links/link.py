@@ -31,7 +31,7 @@ from ...protocol.errors import PeerLostError, RemoteProtocolError
 from ...protocol.message_quota import LINK_ITEMS_PER_S, Quota
 from ...protocol.messages import Heartbeat, LanesReceived, LanesWanted, Message
 from ...protocol.network.stream import MessageStream
-from .event_loop import Loop
+from ...protocol.wakeups import Loop
 from .lane_pool import DialLane, LanePool, Task
 from .link_lane import LinkLane
 from .link_parts import STALL_S, LinkRules, SharedByLanes, SharedByLinks

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from attrs import Factory, define, frozen
 
 from ...protocol.connection_phases import LINK, ConnectionPhase
-from .event_loop import Loop
+from ...protocol.wakeups import Loop
 from .frame_routing import FrameRouter
 from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
 from .rates.line_watch import LineWatch

@@ -20,7 +20,7 @@ from attrs import define, field
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX, Relayed, RelayOffer, RelayPair
 from ...protocol.network.relay_ticket import PAIRED, RelayRole, receive_preamble
-from ...protocol.pulse import Pulse
+from ...protocol.wakeups import Pulse
 from .rates.rate_limiter import RateLimiter
 
 PREAMBLE_S = 10.0  # for a connection to show its ticket

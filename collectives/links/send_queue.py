@@ -25,7 +25,7 @@ from attrs import define, field
 
 from ...protocol.messages import Message
 from ...protocol.network.lane import Buffer, FrameHeader
-from .event_loop import Loop
+from ...protocol.wakeups import Loop
 from .rates.send_priority import WAIT_S_MAX, SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]

@@ -36,9 +36,9 @@ from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.network.interface import Channel, Network
-from ...protocol.pulse import Pulse
 from ...protocol.text import plain
 from ...protocol.trust.authority import Authority, Party, holder_of, load_certificate
+from ...protocol.wakeups import Pulse
 from ..process.exit_codes import ExitCode
 from ..process.memory_check import fragment_bytes
 from .admission import Admission, check_token

@@ -13,7 +13,7 @@ from attrs import define, field
 
 from ...membership.shared.lease_ranges import order_key
 from ...protocol import messages as m
-from ...protocol.pulse import Pulse
+from ...protocol.wakeups import Pulse
 from .peer_config import PeerContext
 
 LOOK_S = 0.25  # between two looks at how far the trainer is

@@ -17,7 +17,6 @@ import trio
 from attrs import define, field
 
 from holdfast.collectives.links import lane_threads, send_queue
-from holdfast.collectives.links.event_loop import Loop
 from holdfast.collectives.links.lane_pool import CONGESTION_AGAIN_S
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
@@ -28,6 +27,7 @@ from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.network.lane import FrameHeader
 from holdfast.protocol.network.socket_options import congestion_of, retransmitted_bytes
+from holdfast.protocol.wakeups import Loop
 from tests.background import SOON_S, background, until
 from tests.collectives.net import KEY, RealNode, frame, note, real_nodes
 from tests.lossy import drops_everything

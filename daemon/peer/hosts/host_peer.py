@@ -14,7 +14,7 @@ from ....protocol import wire
 from ....protocol.connection_phases import ANY
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.network.stream import MessageStream
-from ....protocol.pulse import Pulse
+from ....protocol.wakeups import Pulse
 
 
 @define(eq=False)

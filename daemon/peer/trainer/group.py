@@ -36,8 +36,8 @@ from ....protocol.arena import (
     Arena,
 )
 from ....protocol.errors import RemoteProtocolError
-from ....protocol.pulse import Pulse
 from ....protocol.text import plain
+from ....protocol.wakeups import Pulse
 
 log = logging.getLogger("holdfast.bridge")
 

@@ -15,8 +15,8 @@ from attrs import define, field
 
 from ....protocol.messages import FailureKind, HostEnded, HostHello, HostStart, HostStop, Message
 from ....protocol.messages.limits import WORD_CHARS_MAX
-from ....protocol.pulse import Pulse
 from ....protocol.text import plain
+from ....protocol.wakeups import Pulse
 
 HOST_PLACEHOLDER = "{host}"  # in a training command: the host's number; the head's is 0
 HOSTS_PLACEHOLDER = "{hosts}"  # how many there are

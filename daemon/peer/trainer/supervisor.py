@@ -36,8 +36,8 @@ from attrs import define, field
 
 from ....protocol.errors import UserError
 from ....protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
-from ....protocol.pulse import Pulse
 from ....protocol.text import plain
+from ....protocol.wakeups import Pulse
 from ...process.exit_codes import ExitCode
 from . import watcher
 from .accelerators import COUNT_PLACEHOLDER, GpuWatch

@@ -1,4 +1,4 @@
-"""The event loop, for the threads of lanes."""
+"""What wakes tasks: a pulse those that wait for it, a loop those of an event loop, from threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,23 @@ from collections.abc import Callable
 import trio
 
 
+class Pulse:
+    """Like a ``trio.Event`` that is replaced each time it is set: it wakes no later ones."""
+
+    def __init__(self) -> None:
+        self._next = trio.Event()
+
+    def notify_all(self) -> None:
+        """Wake all tasks that wait now."""
+        over, self._next = self._next, trio.Event()
+        over.set()
+
+    async def wait(self) -> None:
+        await self._next.wait()
+
+
 class Loop:
-    """The event loop on which this object was made."""
+    """The event loop on which this object was made, for the threads of lanes."""
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
