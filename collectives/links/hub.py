@@ -217,16 +217,18 @@ class LinkHub:
     @property
     def sent_bytes(self) -> int:
         """Bytes of frames sent over all links, past ones too."""
-        return self._ended.sent + sum(link.sent_bytes for link in self._running)
+        return self._ended.sent + sum(link.lanes.sent_bytes for link in self._running)
 
     @property
     def received_bytes(self) -> int:
         """Bytes of frames received over all links, past ones too."""
-        return self._ended.received + sum(link.received_bytes for link in self._running)
+        return self._ended.received + sum(link.lanes.received_bytes for link in self._running)
 
     def count_retransmitted(self) -> int:
         """Return how many bytes the kernel has sent again over all links, past ones too."""
-        return self._ended.retransmitted + sum(link.count_retransmitted() for link in self._running)
+        return self._ended.retransmitted + sum(
+            link.lanes.count_retransmitted() for link in self._running
+        )
 
     def take_measurements(self) -> Measurements:
         """Return what the lines carried since the last call, and how long they were busy.
@@ -279,9 +281,9 @@ class LinkHub:
                 await link.messages.send(refusal)
                 raise RemoteProtocolError(f"refused peer {link.peer[:8]}: {refusal.reason}")
             keys = keys_for(hello)
-            offered.enter_context(self._lane_acceptor.offer(keys, link.lane_pool))
+            offered.enter_context(self._lane_acceptor.offer(keys, link.lanes))
             await welcome_link(link.messages, keys)
-            await link.lane_pool.wait_lane()
+            await link.lanes.wait_lane()
         except trio.EndOfChannel:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
 
@@ -366,7 +368,9 @@ class LinkHub:
             await link.run(dial)
         finally:
             del self._running[link]
-            self._ended.add(link.sent_bytes, link.received_bytes, link.count_retransmitted())
+            self._ended.add(
+                link.lanes.sent_bytes, link.lanes.received_bytes, link.lanes.count_retransmitted()
+            )
             if self._links.get(peer) is link:
                 del self._links[peer]
                 peer_link.error = f"the last link was lost: {link.reason}"

@@ -142,10 +142,12 @@ class LanePool:
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes of all frames sent, overhead and parts of frames included; some perhaps twice."""
         return self._removed.sent + sum(lane.sent_bytes for lane in self._lanes.values())
 
     @property
     def received_bytes(self) -> int:
+        """Bytes of all frames received, overhead and parts of frames included."""
         lanes = self._lanes.values()
         return self._removed.received + sum(lane.received_bytes for lane in lanes)
 

@@ -33,7 +33,6 @@ from ...protocol.messages import Heartbeat, LanesReceived, LanesWanted, Message
 from ...protocol.network.stream import MessageStream
 from ...protocol.wakeups import Loop
 from .lane_pool import DialLane, LanePool, Task
-from .link_lane import LinkLane
 from .link_parts import STALL_S, LinkRules, SharedByLanes, SharedByLinks
 from .rates.rate_meter import Meter, MeteredStream
 from .rates.send_priority import SendRank
@@ -87,7 +86,7 @@ class Link:
       lost: set once the link is lost; ``reason`` then says why.
       finished: set once all its streams are closed.
       sent_meter: the meter of what its lanes send.
-      lane_pool: its lanes.
+      lanes: its lanes.
     """
 
     def __init__(
@@ -123,8 +122,8 @@ class Link:
             note_received=self._note_received,
             lose_link=self.close,
         )
-        self.lane_pool = LanePool(shared, rules, self.send)
-        self._acknowledger = Acknowledger(self.lane_pool, shared.loop, self.send)
+        self.lanes = LanePool(shared, rules, self.send)
+        self._acknowledger = Acknowledger(self.lanes, shared.loop, self.send)
 
     # ------------------------------------------------------------ for all users
 
@@ -166,28 +165,6 @@ class Link:
         """Acknowledge without waiting for more: all that was expected has come."""
         self._acknowledger.send_now()
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of all frames sent, overhead and parts of frames included; some perhaps twice."""
-        return self.lane_pool.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of all frames received, overhead and parts of frames included."""
-        return self.lane_pool.received_bytes
-
-    def count_retransmitted(self) -> int:
-        """Return how many bytes the kernel has sent again on all lanes, past ones too."""
-        return self.lane_pool.count_retransmitted()
-
-    @property
-    def lanes(self) -> tuple[LinkLane, ...]:
-        return self.lane_pool.working
-
-    @property
-    def round_trip_s(self) -> float:
-        return self.lane_pool.round_trip_s
-
     def close(self, reason: str) -> None:
         """Give the link up; only the first reason is kept."""
         if self.lost.is_set():
@@ -196,7 +173,7 @@ class Link:
         self.lost.set()
         self._message_queue.close()
         self._send_queue.close()
-        self.lane_pool.close()
+        self.lanes.close()
         self._scope.cancel()
 
     # ------------------------------------------------------------ its life
@@ -218,7 +195,7 @@ class Link:
 
                     start_task(self._write_messages)
                     start_task(self._acknowledger.run)
-                    self.lane_pool.start(start_task, dial)
+                    self.lanes.start(start_task, dial)
                     await self._guard(self._read_messages)
         finally:
             await self.aclose()
@@ -230,7 +207,7 @@ class Link:
             return
         with trio.CancelScope(shield=True):  # forceful closing waits for no peer
             await trio.aclose_forcefully(self._stream)
-            await self.lane_pool.aclose()
+            await self.lanes.aclose()
         self.finished.set()
 
     async def _guard(self, task: Task) -> None:
@@ -251,11 +228,11 @@ class Link:
             message = await self.messages.receive()
             self._control_watch.silent_s = 0.0
             if isinstance(message, LanesReceived):
-                self.lane_pool.take_acknowledged(message)
-                if self.lane_pool.has_new_count:
+                self.lanes.take_acknowledged(message)
+                if self.lanes.has_new_count:
                     self._acknowledger.wake()
             elif isinstance(message, LanesWanted):
-                self.lane_pool.set_wanted_there(message.count)
+                self.lanes.set_wanted_there(message.count)
             elif not isinstance(message, Heartbeat):
                 await self._on_message(self.peer, message)
 
@@ -281,7 +258,7 @@ class Link:
         """
         if reason := self._control_watch.watch(elapsed_s):
             self.close(reason)
-        self.lane_pool.watch(elapsed_s)
+        self.lanes.watch(elapsed_s)
 
 
 # ---------------------------------------------------------------- acknowledgements

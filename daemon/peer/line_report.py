@@ -33,7 +33,8 @@ def measured(hub: LinkHub) -> Measured:
 def _round_trip_s(hub: LinkHub, peer: str) -> float:
     """Return the shortest round trip to a member, or 0.0 if no lane has seen one."""
     link = hub.links.get(peer)
-    return link.round_trip_s if link is not None and link.round_trip_s < math.inf else 0.0
+    shortest_s = math.inf if link is None else link.lanes.round_trip_s
+    return shortest_s if shortest_s < math.inf else 0.0
 
 
 def heaviest(sent_to: Mapping[str, Reading], members: int) -> list[tuple[str, Reading]]:

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from ... import __version__
 from ...collectives.links.hub import LinkHub
-from ...collectives.links.link import Link
+from ...collectives.links.lane_pool import LanePool
 from ...membership.shared.peer_rows import copy_row, format_copy, head_row
 from ...protocol.messages import Progress, Role
 from ...protocol.network.interface import Network
@@ -72,7 +72,7 @@ class StatusSource:
             or service.report.why
             or service.training.why_still(),
             notices=tuple(service.report.notices),
-            links=tuple(_link_row(peer, link) for peer, link in service.hub.links.items()),
+            links=tuple(_link_row(peer, link.lanes) for peer, link in service.hub.links.items()),
             bulk_retransmitted_bytes=_known_retransmitted(service.hub),
             congestion=self._congestion(),
             copies=tuple(map(copy_row, progress.copies)),
@@ -151,19 +151,18 @@ class StatusSource:
         return "none" if self.supervisor is None else "starting"
 
 
-def _link_row(peer: str, link: Link) -> LinkRow:
-    known = link.round_trip_s < math.inf
+def _link_row(peer: str, lanes: LanePool) -> LinkRow:
     return LinkRow(
         peer=peer,
-        lanes=len(link.lanes),
-        congestion=tuple(sorted({lane.facts.congestion for lane in link.lanes})),
-        round_trip_s=link.round_trip_s if known else None,
-        sent_bytes=link.sent_bytes,
-        retransmitted_bytes=_known_retransmitted(link),
+        lanes=len(lanes.working),
+        congestion=tuple(sorted({lane.facts.congestion for lane in lanes.working})),
+        round_trip_s=lanes.round_trip_s if lanes.round_trip_s < math.inf else None,
+        sent_bytes=lanes.sent_bytes,
+        retransmitted_bytes=_known_retransmitted(lanes),
     )
 
 
-def _known_retransmitted(of: Link | LinkHub) -> int | None:
+def _known_retransmitted(of: LanePool | LinkHub) -> int | None:
     """Return how many bytes TCP sent again; None if the kernel does not tell."""
     return of.count_retransmitted() if counts_retransmissions() else None
 

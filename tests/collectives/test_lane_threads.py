@@ -90,12 +90,12 @@ class Frames:
 
 async def link_between(a: RealNode, b: RealNode, lanes: int = 2) -> Link:
     link = await a.hub.link(b.hub.me)
-    await until(lambda: len(link.lanes) >= lanes)
+    await until(lambda: len(link.lanes.working) >= lanes)
     return link
 
 
 def sockets_of(link: Link) -> list[trio.socket.SocketType]:
-    streams = [lane.stream for lane in link.lanes]
+    streams = [lane.stream for lane in link.lanes.working]
     return [stream.socket for stream in streams if isinstance(stream, trio.SocketStream)]
 
 
@@ -124,8 +124,8 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
                 while breaks < 3 or source.position < source.count - 20:
                     await trio.sleep(0.01)
                     victim = rng.choice((link, back))
-                    if victim.lanes:
-                        break_lane(victim, rng.randrange(len(victim.lanes)))
+                    if victim.lanes.working:
+                        break_lane(victim, rng.randrange(len(victim.lanes.working)))
                         breaks += 1
             await until(lambda: len(sink.arrived) == source.count)
         assert all(got == [source.payload(index)] for index, got in sink.arrived.items())
@@ -137,12 +137,12 @@ async def test_open_lanes_change_their_congestion_control_once_they_may(tmp_path
     """The kernel lets every process have reno; it stands for a module that was loaded meanwhile."""
     async with real_nodes(tmp_path, rules=LaneRules(2, 2, "cubic")) as (_a, b):
         link = await link_between(b, _a, 2)
-        link.lane_pool.rules = LaneRules(2, 2, "reno")
-        before = {lane.facts.congestion for lane in link.lanes}
-        link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
-        assert {lane.facts.congestion for lane in link.lanes} == before
-        link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
-        assert {lane.facts.congestion for lane in link.lanes} == {"reno"}
+        link.lanes.rules = LaneRules(2, 2, "reno")
+        before = {lane.facts.congestion for lane in link.lanes.working}
+        link.lanes.watch(CONGESTION_AGAIN_S / 2)
+        assert {lane.facts.congestion for lane in link.lanes.working} == before
+        link.lanes.watch(CONGESTION_AGAIN_S / 2)
+        assert {lane.facts.congestion for lane in link.lanes.working} == {"reno"}
         assert {congestion_of(sock) for sock in sockets_of(link)} == {"reno"}
 
 
@@ -185,18 +185,18 @@ async def test_retransmitted_bytes_of_lanes_and_links_that_ended_count(tmp_path:
                 await link.send_from(Frames(4, 2**14))
                 await until(lambda: lost_bytes(link))
             await until(lambda: len(sink.arrived) == 4)
-            old = set(link.lanes)
+            old = set(link.lanes.working)
             counted = lost_bytes(link)  # not asked of the link, which must know it after their end
-            assert back.count_retransmitted() == 0, "it sent nothing that was lost"
+            assert back.lanes.count_retransmitted() == 0, "it sent nothing that was lost"
             for position in (1, 0):
                 break_lane(link, position)
-            await until(lambda: len(link.lanes) == 2 and not old & set(link.lanes))
+            await until(lambda: len(link.lanes.working) == 2 and not old & set(link.lanes.working))
             assert lost_bytes(link) == 0
-            assert link.count_retransmitted() == b.hub.count_retransmitted() == counted
+            assert link.lanes.count_retransmitted() == b.hub.count_retransmitted() == counted
             link.close("enough")
             await link.finished.wait()
             await until(lambda: b.hub.links.get(a.hub.me) not in (None, link))
-            assert b.hub.links[a.hub.me].count_retransmitted() == 0
+            assert b.hub.links[a.hub.me].lanes.count_retransmitted() == 0
             assert b.hub.count_retransmitted() == counted
 
 
@@ -284,7 +284,7 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
         many.close("it gets other rules")
         await many.finished.wait()
         with trio.fail_after(SOON_S):
-            while len((many := await link_between(a, others[0], 4)).lanes) < 16:
+            while len((many := await link_between(a, others[0], 4)).lanes.working) < 16:
                 await trio.sleep(0.01)
         pace = RateLimiter(6e6, burst_s=0.02, slice_s=0.005)
         a.hub._shared.line._limiter = pace
@@ -292,9 +292,9 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
             for link, target in zip((many, few), others, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**16))
-            await until(lambda: many.sent_bytes + few.sent_bytes >= 12e6)
+            await until(lambda: many.lanes.sent_bytes + few.lanes.sent_bytes >= 12e6)
         # One after the other it would be 16 to 4.
-        assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
+        assert 0.6 < many.lanes.sent_bytes / few.lanes.sent_bytes < 1.7
 
 
 @pytest.mark.fault(

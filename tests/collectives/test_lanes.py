@@ -41,7 +41,7 @@ SLOW = {"bytes_per_s": 3e5, "buffer_bytes": 1_000}
 
 
 def stream_of(link: Link, position: int) -> MemoryStream:
-    stream = link.lanes[position].stream
+    stream = link.lanes.working[position].stream
     assert isinstance(stream, MemoryStream)
     return stream
 
@@ -77,7 +77,7 @@ def arrived_once(sink: Sink, payloads: dict[int, bytes], sender: Node) -> bool:
 async def test_a_link_starts_with_one_lane_and_soon_has_those_it_should() -> None:
     async with a_pair(LaneRules(5, 5)) as (_, _, at_a, at_b):
         await trio.sleep(1)
-        assert len(at_a.lanes) == len(at_b.lanes) == 5
+        assert len(at_a.lanes.working) == len(at_b.lanes.working) == 5
 
 
 @pytest.mark.fault(
@@ -100,17 +100,19 @@ async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(brea
                 for _ in range(6):
                     await trio.sleep(rng.uniform(0.5, 2))
                     link = at_a if breaker == "receiver" else at_b
-                    if link.lanes:
-                        stream = stream_of(link, rng.randrange(len(link.lanes)))
+                    if link.lanes.working:
+                        stream = stream_of(link, rng.randrange(len(link.lanes.working)))
                         stream.cut() if breaker == "network" else await stream.aclose()
             await trio.sleep(5)
         assert arrived_once(sink, sent[0], b)
         assert not at_a.lost.is_set()
         assert not at_b.lost.is_set()
-        assert [lane.number for lane in at_a.lanes] == [lane.number for lane in at_b.lanes]
-        assert len(at_b.lanes) == 2
-        assert at_b.lanes[-1].number >= 5
-        assert len(at_b.lane_pool._lanes) == len(at_a.lane_pool._lanes) == 2
+        assert [lane.number for lane in at_a.lanes.working] == [
+            lane.number for lane in at_b.lanes.working
+        ]
+        assert len(at_b.lanes.working) == 2
+        assert at_b.lanes.working[-1].number >= 5
+        assert len(at_b.lanes._lanes) == len(at_a.lanes._lanes) == 2
 
 
 async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> None:
@@ -133,7 +135,7 @@ async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
     async with a_pair(**SLOW) as (a, b, at_a, at_b):
         await trio.sleep(1)
         sink = Sink()
-        stalled = at_b.lanes[1].number
+        stalled = at_b.lanes.working[1].number
         stall(at_b, 1)
         started_s = trio.current_time()
         with a.hub.register(KEY, sink):
@@ -141,7 +143,7 @@ async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
             await trio.sleep(5)
         assert arrived_once(sink, payloads, b)
         assert trio.current_time() - started_s < 30
-        assert stalled not in {lane.number for lane in at_b.lanes}
+        assert stalled not in {lane.number for lane in at_b.lanes.working}
         assert not at_a.lost.is_set()
 
 
@@ -162,14 +164,14 @@ async def test_a_frame_that_was_sent_but_lost_on_the_way_is_sent_again() -> None
 async def test_slow_lanes_are_not_stalled_lanes() -> None:
     async with a_pair(bytes_per_s=20_000) as (a, _, _, at_b):
         await trio.sleep(1)
-        numbers = [lane.number for lane in at_b.lanes]
+        numbers = [lane.number for lane in at_b.lanes.working]
         sink = Sink()
         payload = bytes(2**20)
         with a.hub.register(KEY, sink):
             await send_frame(at_b, frame(0, payload), payload)  # the pipe takes it at once
             await trio.sleep(120)
         assert len(sink.frames) == 1
-        assert [lane.number for lane in at_b.lanes] == numbers
+        assert [lane.number for lane in at_b.lanes.working] == numbers
 
 
 @pytest.mark.fault("no lane can be had", "none works for a while", "the link is lost")
@@ -205,14 +207,14 @@ async def test_lanes_retire_without_sending_anything_twice() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send_all, at_b, 20, random.Random(5))
                 await trio.sleep(1.2)
-                at_b.lane_pool._count.wanted = 1
-                at_b.lane_pool._changed.notify_all()
+                at_b.lanes._count.wanted = 1
+                at_b.lanes._changed.notify_all()
                 await trio.sleep(5)
-                assert len(at_a.lanes) == len(at_b.lanes) == 1
+                assert len(at_a.lanes.working) == len(at_b.lanes.working) == 1
             await trio.sleep(5)
         assert sorted(index for _, index, _ in sink.frames) == list(range(20))
         assert sink.abandoned == []
-        assert at_b.sent_bytes == at_a.received_bytes
+        assert at_b.lanes.sent_bytes == at_a.lanes.received_bytes
         assert not at_b.lost.is_set()
 
 
@@ -250,7 +252,7 @@ async def test_junk_on_a_lane_loses_the_whole_link() -> None:
 async def test_messages_pass_while_lanes_come_and_go() -> None:
     async with a_pair(**SLOW) as (a, _, _, at_b):
         for sequence in range(10):
-            if at_b.lanes:
+            if at_b.lanes.working:
                 stream_of(at_b, 0).cut()
             await at_b.send(note(sequence))
             await trio.sleep(0.2)
@@ -278,9 +280,9 @@ async def test_lanes_are_added_while_the_line_has_room(
                 for index in range(260):
                     senders.start_soon(send_frame, link, frame(index, payload), payload)
                 await trio.sleep(0.5)
-                assert len(link.lanes) == 6  # what a path of this length begins with
+                assert len(link.lanes.working) == 6  # what a path of this length begins with
                 await trio.sleep(10)
-                assert len(link.lanes) == 9
+                assert len(link.lanes.working) == 9
             await trio.sleep(2)
         assert sorted(index for _, index, _ in sink.frames) == list(range(260))
 
@@ -304,22 +306,22 @@ async def test_a_lane_that_only_its_acceptor_takes_for_open_is_given_up_by_both(
         b.hub.set_members(view(0, 1))
         at_a = await a.hub.link(peer_id(1))
         await trio.sleep(1)
-        assert [lane.number for lane in at_a.lanes] == [0, 1]
+        assert [lane.number for lane in at_a.lanes.working] == [0, 1]
         sink = Sink()
         with b.hub.register(KEY, sink):
             payloads = await send_all(at_a, 20, random.Random(6))
             await trio.sleep(30)
         assert arrived_once(sink, payloads, a)
-        assert [lane.number for lane in at_a.lanes] == [0, 2]
+        assert [lane.number for lane in at_a.lanes.working] == [0, 2]
 
 
 async def test_a_lane_that_was_given_up_must_not_come_late() -> None:
     async with a_pair() as (_, _, at_a, at_b):
         await at_b.send(LanesReceived((LaneReceived(7, 0, 0, closed=True),)))
         await trio.sleep(1)
-        late = at_a.lane_pool.make_lane(7, at_a.lanes[0].stream, b"s" * 32, b"r" * 32)
+        late = at_a.lanes.make_lane(7, at_a.lanes.working[0].stream, b"s" * 32, b"r" * 32)
         with pytest.raises(RemoteProtocolError, match="lane 7 is not wanted"):
-            at_a.lane_pool.claim_lane(late)
+            at_a.lanes.claim_lane(late)
 
 
 def test_a_number_is_good_for_one_lane() -> None:

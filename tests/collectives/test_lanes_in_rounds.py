@@ -31,7 +31,7 @@ async def test_lanes_that_break_in_a_reduction_change_nothing(seed: int) -> None
             nonlocal broken
             while True:
                 await trio.sleep(rng.uniform(0.1, 0.5))
-                lanes = rng.choice(links).lanes
+                lanes = rng.choice(links).lanes.working
                 if len(lanes) > 1:
                     stream = rng.choice(lanes).stream
                     assert isinstance(stream, MemoryStream)

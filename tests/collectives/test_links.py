@@ -271,7 +271,7 @@ async def test_a_link_that_broke_unnoticed_at_one_end_is_replaced() -> None:
         assert not at_a.lost.is_set()
         # The old streams' end never arrives: keep it from the acceptor for good.
         net.world.filter = None
-        for stream in (at_a._stream, *(lane.stream for lane in at_a.lanes)):
+        for stream in (at_a._stream, *(lane.stream for lane in at_a.lanes.working)):
             stream._inward._end_s = float("inf")  # type: ignore[attr-defined]
         net.world.heal("n0", "n1")
         new = await b.hub.link(peer_id(0))
@@ -390,9 +390,9 @@ async def test_idle_lanes_take_the_next_frame() -> None:
                     senders.start_soon(send_frame, at_b, frame(index, payload), payload)
             await trio.sleep(1)
         assert sorted(sink.frames) == [(peer_id(1), i, p) for i, p in sent.items()]
-        assert len(at_b.lanes) == 2
-        assert min(lane.sent_bytes for lane in at_b.lanes) > 100_000
-        assert a.hub.received_bytes == at_a.received_bytes == at_b.sent_bytes
+        assert len(at_b.lanes.working) == 2
+        assert min(lane.sent_bytes for lane in at_b.lanes.working) > 100_000
+        assert a.hub.received_bytes == at_a.lanes.received_bytes == at_b.lanes.sent_bytes
 
 
 async def test_a_cancelled_sender_tears_nothing() -> None:

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_801, "tests": 59_385, "benchmarks": 6_148}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_465, 34_669
+LINES = {"simulation": 5_801, "tests": 59_386, "benchmarks": 6_148}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_448, 34_657
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 

@@ -198,7 +198,7 @@ class PeerLink:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 keys = await dial_link(link.messages)
                 dial = partial(dial_lane, self._network, connect, keys)
-                link.lane_pool.start_lane(await dial(link.lane_pool, FIRST_LANE))
+                link.lanes.start_lane(await dial(link.lanes, FIRST_LANE))
             if scope.cancelled_caught:
                 where = channel.remote_address
                 raise TimeoutError(f"{where} did not finish the link in {HANDSHAKE_S:g} s")
