@@ -179,7 +179,7 @@ def manifest_of(
 def pin(state: SharedState, manifest: Manifest, reader: str) -> bool:
     """Pin all versions of a manifest for a reader; return False if some are gone."""
     for number, head in enumerate(manifest.heads):
-        if not state.pin(number, head.version, reader):
+        if not state.fragments[number].pin(head.version, reader):
             state.release_receiver(reader)
             return False
     return True
@@ -211,16 +211,16 @@ def _pieces(state: SharedState, manifest: Manifest, reader: str) -> Iterator[Pie
         yield from _blocks(state, manifest, number, (_COUNTERS,))
     for number in numbers:
         yield from _blocks(state, manifest, number, (_VALUES, _MOMENTUM))
-        state.release(number, manifest.heads[number].version, reader)
+        state.fragments[number].release(reader, manifest.heads[number].version)
 
 
 def _blocks(
     state: SharedState, manifest: Manifest, number: int, parts: tuple[int, ...]
 ) -> Iterator[Piece]:
     version = manifest.heads[number].version
-    for index, place in enumerate(state.places(number)):
+    for index, place in enumerate(state.fragments[number].places):
         if place.part in parts:
-            yield state.block(number, version, index)
+            yield state.fragments[number].block(version, index)
 
 
 def _tensors(manifest: Manifest) -> Iterator[tuple[str, str, tuple[int, ...]]]:

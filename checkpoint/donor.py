@@ -54,7 +54,7 @@ class _Batch:
     def _frame(self, block: int) -> Frame | None:
         request = self.request
         try:
-            payload = self._state.block(request.fragment, request.version, block)
+            payload = self._state.fragments[request.fragment].block(request.version, block)
         except NotHeldError as error:
             self.refusal = str(error)
             self._blocks.clear()
@@ -105,7 +105,7 @@ class Donor:
             self._check_fragment(message.head.fragment)
         else:
             self._check_fragment(message.fragment)
-            block_count = len(self._state.places(message.fragment))
+            block_count = len(self._state.fragments[message.fragment].places)
             if any(block >= block_count for block in message.blocks):
                 raise RemoteProtocolError(f"fragment {message.fragment} has no such block")
             if message.transfer >= 2**32:
@@ -150,7 +150,7 @@ class Donor:
 
     async def _index(self, head: m.FragmentHead) -> m.Index | m.BlocksRefused:
         try:
-            digests = self._state.index(head.fragment, head.version)
+            digests = self._state.fragments[head.fragment].index(head.version)
         except NotHeldError as error:
             return m.BlocksRefused(head.fragment, head.version, 0, str(error))
         fits = partial(self._state.check_index, head, digests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,48 @@ from attrs import Factory, define
 from ..protocol.arena import Arena
 from ..protocol.errors import HoldfastError
 from ..protocol.messages import FragmentHead, FragmentSize
-from .blocks import Bytes, FragmentArrays, block_places, digest_blocks, zeros_digest
-from .version_copy import VersionCopy
+from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX, UnnamedFile
+from .blocks import BlockPlace, Bytes, FragmentArrays, block_places, digest_blocks, zeros_digest
+
+
+class VersionCopy:
+    """A copy of a fragment's arrays, readable by block from any thread.
+
+    A copy of more than ``IN_MEMORY_BYTES_MAX`` lies in a file: a large model would otherwise need
+    its values and momentum twice for as long as a newcomer copies.
+
+    Args:
+      parts: the arrays, which do not change meanwhile.
+      folder: on the disk of the file; None, or if it cannot be written there: in memory.
+    """
+
+    def __init__(self, parts: FragmentArrays, folder: Path | None) -> None:
+        self._parts: FragmentArrays | None = None
+        self._file: UnnamedFile | None = None
+        self._starts = list(accumulate((part.nbytes for part in parts), initial=0))
+        if folder is not None and self._starts[-1] > IN_MEMORY_BYTES_MAX:
+            self._file = _written(parts, folder)
+        if self._file is None:
+            self._parts = parts.copy()
+
+    def read(self, place: BlockPlace) -> memoryview:
+        """Return the bytes of a block.
+
+        Raises:
+          OSError: the disk cannot be read.
+        """
+        if self._parts is not None:
+            return place.of(self._parts).data.toreadonly()
+        assert self._file is not None
+        return self._file.read(self._starts[place.part] + place.start, place.size_bytes)
+
+
+def _written(parts: FragmentArrays, folder: Path) -> UnnamedFile | None:
+    """Return a new file with the arrays; None if the disk does not take them."""
+    try:
+        return UnnamedFile(folder, (part.view(np.uint8).data for part in parts))
+    except OSError:
+        return None
 
 
 class NotHeldError(HoldfastError):
@@ -37,14 +78,15 @@ class Pin:
 
 
 class FragmentState:
-    """One fragment: its arrays, digests and pins. Belongs to ``SharedState``.
+    """One fragment: its arrays, digests and pins. Belongs to ``SharedState``, which changes it.
 
     Args:
       folder: of the files of pinned versions that are large; see ``VersionCopy``.
 
     Attributes:
       number: the fragment's number.
-      parts: the live arrays.
+      parts: the live arrays: float32 values, parameters first; the outer momentum of the
+        parameters; int64 counters.
       places: positions of its blocks.
       head: version and root of the live arrays; None if they are not whole.
       digests: block digests of ``head``.
@@ -82,6 +124,11 @@ class FragmentState:
     # ------------------------------------------------------------ old versions
 
     def pin(self, version: int, receiver: str) -> bool:
+        """Keep a version, which may be a future one, readable until ``receiver`` is released.
+
+        Returns:
+          False if the version is gone or the fragment is not whole.
+        """
         with self._lock:
             pin = self._pins.get(version)
             if pin is None:
@@ -92,6 +139,7 @@ class FragmentState:
             return True
 
     def release(self, receiver: str, version: int | None = None) -> None:
+        """Release a receiver's pin of a version, or all its pins; an unknown one is ignored."""
         with self._lock:
             for pinned in [version] if version is not None else list(self._pins):
                 pin = self._pins.get(pinned)
@@ -101,11 +149,13 @@ class FragmentState:
                         del self._pins[pinned]
 
     def index(self, version: int) -> bytes:
+        """Return the joined block digests of a version; raises NotHeldError."""
         with self._lock:
             copied = self._copied(version)
             return self.digests if copied is None else copied.digests
 
     def block(self, version: int, index: int) -> memoryview:
+        """Return the bytes of a block, which do not change any more; raises NotHeldError."""
         place = self.places[index]
         with self._lock:
             pin = self._copied(version)

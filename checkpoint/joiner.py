@@ -359,16 +359,16 @@ class _Fetch:
 
     async def _begin_with_our_own_index(self) -> None:
         """Begin without a donor if the head is in memory, to be checked, or in a checkpoint."""
-        held = self._joiner.state.head(self._head.fragment)
-        if held is not None and held == self._head:
-            await self._begin(self._joiner.state.index(held.fragment, held.version))
+        fragment = self._joiner.state.fragments[self._head.fragment]
+        if self._joiner.state.head(fragment.number) == self._head:
+            await self._begin(fragment.index(self._head.version))
             return
         found = await self._joiner.network.run_sync(partial(self._joiner.on_disk, self._head))
         if found is not None:
             parts, digests = found
             blocks = {
                 digests[DIGEST_BYTES * index :][:DIGEST_BYTES]: place.of(parts).data
-                for index, place in enumerate(self._joiner.state.places(self._head.fragment))
+                for index, place in enumerate(fragment.places)
             }
             await self._begin(digests, blocks.get)
 
@@ -392,7 +392,7 @@ class _Fetch:
             missing = sorted(self._incoming.missing)
             self._awaited.update(missing)
             self._unassigned.extend(missing)
-            places = self._joiner.state.places(self._head.fragment)
+            places = self._joiner.state.fragments[self._head.fragment].places
             self._arrived.begin([place.size_bytes for place in places], missing)
             self._tell_progress()
             self._complete()

@@ -29,7 +29,6 @@ from ..protocol.errors import LocalProtocolError, StateMismatchError
 from ..protocol.messages import FragmentHead, FragmentSize
 from .blocks import (
     DIGEST_BYTES,
-    BlockPlace,
     FragmentArrays,
     digest_blocks,
     fragment_root,
@@ -49,6 +48,10 @@ class SharedState:
       arena: the shared arena, of the same sizes; still unwritten.
       run_id: part of every root, so that state of another run never passes for this run's.
       folder: where versions that receivers still read may be kept in files; None: in memory.
+
+    Attributes:
+      fragments: each by itself, for readers of arrays and of old versions. Only this object changes
+        their arrays.
     """
 
     def __init__(
@@ -61,39 +64,23 @@ class SharedState:
         self.sizes = tuple(sizes)
         self.arena = arena
         self.run_id = run_id
-        self._fragments = tuple(
+        self.fragments = tuple(
             FragmentState(number, size, arena, folder) for number, size in enumerate(sizes)
         )
         self._transfers: dict[int, IncomingFragment] = {}  # the last one that began, by fragment
 
-    def values(self, fragment: int) -> Values:
-        """Return the float32 values, parameters first; a view that must not be written."""
-        return self._fragments[fragment].parts.values
-
-    def momentum(self, fragment: int) -> Values:
-        """Return the outer momentum of the parameters; a view that must not be written."""
-        return self._fragments[fragment].parts.momentum
-
-    def counters(self, fragment: int) -> Counters:
-        """Return the int64 counters; a view that must not be written."""
-        return self._fragments[fragment].parts.counters
-
-    def places(self, fragment: int) -> tuple[BlockPlace, ...]:
-        """Return the positions of a fragment's blocks, in order."""
-        return self._fragments[fragment].places
-
     def head(self, fragment: int) -> FragmentHead | None:
         """Return a fragment's version and root; None while it is not whole or is being received."""
-        state = self._fragments[fragment]
+        state = self.fragments[fragment]
         return state.head if self._open_transfer(fragment) is None else None
 
     def size_bytes(self, fragment: int) -> int:
         """Return the bytes of a fragment's arrays."""
-        return sum(array.nbytes for array in self._fragments[fragment].parts)
+        return sum(array.nbytes for array in self.fragments[fragment].parts)
 
     def heads(self) -> tuple[FragmentHead, ...]:
         """Return the heads of all whole fragments, in order."""
-        found = (self.head(number) for number in range(len(self._fragments)))
+        found = (self.head(number) for number in range(len(self.fragments)))
         return tuple(head for head in found if head is not None)
 
     def lineage(self) -> bytes:
@@ -107,7 +94,7 @@ class SharedState:
 
     def load_initial(self, fragment: int, values: Values, counters: Counters) -> FragmentHead:
         """Set a fragment to version 0 with these values and counters, and zero momentum."""
-        state = self._fragments[fragment]
+        state = self.fragments[fragment]
         _check_shapes(state, values, counters)
         blank = state.blank
         with state.changes, state.changing(), self.arena.writing(fragment, 0):
@@ -125,7 +112,7 @@ class SharedState:
         Args:
           digests: of their blocks.
         """
-        state = self._fragments[head.fragment]
+        state = self.fragments[head.fragment]
         ours = state.parts
         _check_shapes(state, parts.values, parts.counters)
         with state.changes, state.changing(), self.arena.writing(head.fragment, head.version):
@@ -154,7 +141,7 @@ class SharedState:
         Raises:
           LocalProtocolError: the fragment is not at the version before; nothing was changed.
         """
-        state = self._fragments[fragment]
+        state = self.fragments[fragment]
         _check_shapes(state, state.parts.values, counters)
         with state.changes:
             if state.head is None or state.head.version + 1 != version_after:
@@ -168,7 +155,7 @@ class SharedState:
 
     def check_index(self, head: FragmentHead, digests: bytes) -> bool:
         """Return whether these are the block digests of a head."""
-        places = self._fragments[head.fragment].places
+        places = self.fragments[head.fragment].places
         return len(digests) == DIGEST_BYTES * len(places) and head.root == fragment_root(
             self.run_id, head.fragment, head.version, self.sizes[head.fragment], digests
         )
@@ -188,7 +175,7 @@ class SharedState:
         """
         if not self.check_index(head, digests):
             raise StateMismatchError(f"the index of fragment {head.fragment} does not fit its root")
-        state = self._fragments[head.fragment]
+        state = self.fragments[head.fragment]
         with state.changes:
             self._abandon_transfer(head.fragment)
             incoming = self._transfers[head.fragment] = IncomingFragment(
@@ -207,7 +194,7 @@ class SharedState:
 
     def forget_kept(self) -> None:
         """Drop the blocks of transfers that did not finish."""
-        for state in self._fragments:
+        for state in self.fragments:
             with state.changes:
                 state.kept.clear()
 
@@ -220,30 +207,10 @@ class SharedState:
 
     # ------------------------------------------------------------ old versions
 
-    def pin(self, fragment: int, version: int, receiver: str) -> bool:
-        """Keep a version, which may be a future one, readable until ``receiver`` is released.
-
-        Returns:
-          False if the version is gone or the fragment is not whole.
-        """
-        return self._fragments[fragment].pin(version, receiver)
-
-    def release(self, fragment: int, version: int, receiver: str) -> None:
-        """Release a receiver's pin of a version; an unknown one is ignored."""
-        self._fragments[fragment].release(receiver, version)
-
     def release_receiver(self, receiver: str) -> None:
         """Release all pins of a receiver."""
-        for state in self._fragments:
+        for state in self.fragments:
             state.release(receiver)
-
-    def index(self, fragment: int, version: int) -> bytes:
-        """Return the joined block digests of a version; raises NotHeldError."""
-        return self._fragments[fragment].index(version)
-
-    def block(self, fragment: int, version: int, index: int) -> memoryview:
-        """Return the bytes of a block, which do not change any more; raises NotHeldError."""
-        return self._fragments[fragment].block(version, index)
 
 
 def _check_shapes(state: FragmentState, values: Values, counters: Counters) -> None:

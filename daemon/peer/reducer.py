@@ -101,6 +101,7 @@ class Reducer:
         posted, fragment = self._state_service.posted, order.fragment
         known_input = self._inputs.get(order.round) if contribute else None
         spec = self._peer.spec.value
+        parts = self._state_service.state.fragments[fragment].parts
         context = ReductionContext(
             order,
             self._peer.config.me,
@@ -117,7 +118,7 @@ class Reducer:
             context,
             self._peer.network,
             # The momentum changes only when the round is over.
-            momentum=self._state_service.state.momentum(fragment) if contribute else None,
+            momentum=parts.momentum if contribute else None,
             # A member that cannot be reached is named before the master finds an unexplained stall.
             link_wait_s=spec.link_deadline_s,
             on_lost=on_lost,

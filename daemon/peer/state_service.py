@@ -258,11 +258,11 @@ class StateService:
 
     def pin(self, order: m.Donate) -> None:
         if self.known_state is not None:
-            self.known_state.pin(order.head.fragment, order.head.version, order.receiver)
+            self.known_state.fragments[order.head.fragment].pin(order.head.version, order.receiver)
 
     def unpin(self, order: m.Release) -> None:
         if self.known_state is not None:
-            self.known_state.release(order.fragment, order.version, order.receiver)
+            self.known_state.fragments[order.fragment].release(order.receiver, order.version)
 
     async def on_link_message(self, peer: str, message: m.Message) -> None:
         """Take a message of state transfer from a link's control stream.

@@ -51,7 +51,7 @@ def test_what_was_written_comes_back_with_its_roots(place: FolderStore) -> None:
     found = checkpoints.open_checkpoint(place, name)
     assert found.manifest == manifest
     assert [found.parts(n)[0].values.tobytes() for n in range(3)] == [
-        state.values(n).tobytes() for n in range(3)
+        state.fragments[n].parts.values.tobytes() for n in range(3)
     ]
     again = back(place, *sizes)
     assert again.heads() == state.heads() == manifest.fragment_heads()
@@ -66,9 +66,9 @@ def test_other_programs_can_read_it(place: FolderStore) -> None:
     name = save(place, state).name
     found = load_file(place.root / name)
     for number in range(2):
-        assert np.array_equal(found[f"{number}.values"], state.values(number))
-        assert np.array_equal(found[f"{number}.momentum"], state.momentum(number))
-        assert np.array_equal(found[f"{number}.counters"], state.counters(number))
+        assert np.array_equal(found[f"{number}.values"], state.fragments[number].parts.values)
+        assert np.array_equal(found[f"{number}.momentum"], state.fragments[number].parts.momentum)
+        assert np.array_equal(found[f"{number}.counters"], state.fragments[number].parts.counters)
 
 
 def test_by_a_url(place: FolderStore) -> None:
@@ -117,7 +117,7 @@ def test_what_is_not_there_any_more_cannot_be_pinned() -> None:
 
 def test_a_state_that_is_not_whole_has_none() -> None:
     state, whole = make_state(SMALL, SMALL), founded(SMALL, SMALL)
-    state.load_initial(1, whole.values(1), whole.counters(1))
+    state.load_initial(1, whole.fragments[1].parts.values, whole.fragments[1].parts.counters)
     assert (
         checkpoints.manifest_of(
             state,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import version_copy
+from holdfast.checkpoint import fragment_state
 from holdfast.checkpoint.blocks import (
     BLOCK_BYTES,
     block_places,
@@ -83,14 +83,12 @@ def advance(state: SharedState, fragment: int = 0) -> FragmentHead:
 
 
 def content(state: SharedState, fragment: int = 0) -> bytes:
-    parts = (state.values(fragment), state.momentum(fragment), state.counters(fragment))
-    return b"".join(part.tobytes() for part in parts)
+    return b"".join(part.tobytes() for part in state.fragments[fragment].parts)
 
 
 def served(state: SharedState, version: int, fragment: int = 0) -> bytes:
-    return b"".join(
-        state.block(fragment, version, index) for index in range(len(state.places(fragment)))
-    )
+    one = state.fragments[fragment]
+    return b"".join(one.block(version, index) for index in range(len(one.places)))
 
 
 # ---------------------------------------------------------------- blocks and roots
@@ -117,8 +115,8 @@ def test_the_root_is_that_of_the_written_bytes() -> None:
     advance(state)
     head = advance(state)
     places = block_places(SIZE)
-    fresh = state._fragments[0].parts.copy()
-    assert state.index(0, 2) == digest_blocks(fresh, places)
+    fresh = state.fragments[0].parts.copy()
+    assert state.fragments[0].index(2) == digest_blocks(fresh, places)
     assert head.root == fragment_root("run", 0, 2, SIZE, digest_blocks(fresh, places))
     assert state.arena.version(0) == 2
 
@@ -136,7 +134,7 @@ def test_equal_states_have_equal_roots() -> None:
 def test_any_bit_changes_the_root(byte: int, bit: int) -> None:
     state = founded(SMALL)
     advance(state)
-    fragment = state._fragments[0]
+    fragment = state.fragments[0]
     parts = fragment.parts.copy()
     before = digest_blocks(parts, fragment.places)
     for part in parts:
@@ -186,13 +184,13 @@ def test_a_round_moves_only_its_fragment() -> None:
     state = founded(SMALL, SMALL)
     other = state.head(1)
     mean = np.arange(7, dtype=np.float32)
-    values = state.values(0) - mean
+    values = state.fragments[0].parts.values - mean
     head = state.apply(0, 1, np.array([4, 5]), step(mean))
     assert (head.fragment, head.version) == (0, 1)
     assert state.heads() == (head, other)
-    assert state.values(0).tolist() == values.tolist()
-    assert state.momentum(0).tolist() == [0, 1, 2, 3]
-    assert state.counters(0).tolist() == [4, 5]
+    assert state.fragments[0].parts.values.tolist() == values.tolist()
+    assert state.fragments[0].parts.momentum.tolist() == [0, 1, 2, 3]
+    assert state.fragments[0].parts.counters.tolist() == [4, 5]
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
@@ -226,7 +224,7 @@ def test_a_step_that_fails_leaves_no_head() -> None:
         state.apply(0, 1, np.zeros(2, np.int64), broken)
     assert state.heads() == ()
     with pytest.raises(NotHeldError):
-        state.index(0, 0)
+        state.fragments[0].index(0)
 
 
 # ---------------------------------------------------------------- pins
@@ -236,7 +234,7 @@ def test_a_step_that_fails_leaves_no_head() -> None:
 def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder for versions, and a limit beyond which they go there."""
     if request.param != "memory":
-        monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+        monkeypatch.setattr(fragment_state, "IN_MEMORY_BYTES_MAX", 0)
     if request.param == "disk full":
         monkeypatch.setattr(unnamed_file, "TemporaryFile", lambda **_: FileIO("/dev/full", "wb"))
     return tmp_path / "none" if request.param == "no folder" else tmp_path
@@ -246,37 +244,37 @@ def test_a_pinned_version_keeps_its_bytes_while_rounds_go_on(
     folder: Path, request: pytest.FixtureRequest
 ) -> None:
     state = founded(SIZE, folder=folder)
-    head, before, index = state.head(0), content(state), state.index(0, 0)
+    head, before, index = state.head(0), content(state), state.fragments[0].index(0)
     assert head is not None
-    assert state.pin(0, 0, "a")
+    assert state.fragments[0].pin(0, "a")
     assert copied(state, 0) == ()  # nothing is copied before it must be
     for _ in range(3):
         advance(state)
         assert served(state, 0) == before
-        assert state.index(0, 0) == index
+        assert state.fragments[0].index(0) == index
     assert copied(state, 0) == (0,)
     assert copied_to_files(state, 0) == ((0,) if "file" in request.node.name else ())
     assert served(state, 3) == content(state) != before
     with pytest.raises(NotHeldError):
-        state.block(0, 1, 0)
+        state.fragments[0].block(1, 0)
     if folder.exists():
         assert not list(folder.iterdir()), "nothing is left after a crash"
 
 
 def test_a_copy_that_cannot_be_read_is_not_held(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr(fragment_state, "IN_MEMORY_BYTES_MAX", 0)
     state = founded(SIZE, folder=tmp_path)
-    state.pin(0, 0, "a")
+    state.fragments[0].pin(0, "a")
     advance(state)
     monkeypatch.setattr(os, "pread", lambda *_: b"short")
     with pytest.raises(NotHeldError, match="5 of 1048576 bytes"):
-        state.block(0, 0, 0)
+        state.fragments[0].block(0, 0)
 
 
 def test_the_last_release_closes_the_file(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr(fragment_state, "IN_MEMORY_BYTES_MAX", 0)
     state = founded(SIZE, folder=tmp_path)
-    state.pin(0, 0, "a")
+    state.fragments[0].pin(0, "a")
     before = len(os.listdir("/proc/self/fd"))
     advance(state)
     assert len(os.listdir("/proc/self/fd")) == before + 1
@@ -286,50 +284,50 @@ def test_the_last_release_closes_the_file(tmp_path: Path, monkeypatch: Any) -> N
 
 def test_blocks_that_were_handed_out_do_not_change(folder: Path) -> None:
     state = founded(SIZE, folder=folder)
-    state.pin(0, 0, "a")
-    blocks = [state.block(0, 0, index) for index in range(len(state.places(0)))]
+    state.fragments[0].pin(0, "a")
+    blocks = [state.fragments[0].block(0, index) for index in range(len(state.fragments[0].places))]
     before = b"".join(blocks)
     advance(state)
-    later = [state.block(0, 0, index) for index in range(len(state.places(0)))]
-    state.release(0, 0, "a")
+    later = [state.fragments[0].block(0, index) for index in range(len(state.fragments[0].places))]
+    state.fragments[0].release("a", 0)
     advance(state)
     assert b"".join(blocks) == b"".join(later) == before
 
 
 def test_the_last_release_frees_the_copy() -> None:
     state = founded(SMALL)
-    assert state.pin(0, 0, "a")
-    assert state.pin(0, 0, "b")
+    assert state.fragments[0].pin(0, "a")
+    assert state.fragments[0].pin(0, "b")
     advance(state)
-    state.release(0, 0, "a")
-    state.release(0, 0, "a")
-    state.release(0, 7, "a")
+    state.fragments[0].release("a", 0)
+    state.fragments[0].release("a", 0)
+    state.fragments[0].release("a", 7)
     assert copied(state, 0) == (0,)
-    assert state.pin(0, 0, "c")  # still here: another one may come
+    assert state.fragments[0].pin(0, "c")  # still here: another one may come
     state.release_receiver("b")
     state.release_receiver("c")
     assert (pinned(state, 0), copied(state, 0)) == ((), ())
     with pytest.raises(NotHeldError):
-        state.index(0, 0)
-    assert not state.pin(0, 0, "a")
+        state.fragments[0].index(0)
+    assert not state.fragments[0].pin(0, "a")
 
 
 def test_a_version_may_be_pinned_before_it_comes() -> None:
     state = founded(SMALL)
-    assert state.pin(0, 1, "a")
+    assert state.fragments[0].pin(1, "a")
     with pytest.raises(NotHeldError):
-        state.index(0, 1)
+        state.fragments[0].index(1)
     advance(state)
     before = content(state)
     assert copied(state, 0) == ()
     advance(state)
     assert served(state, 1) == before
-    assert not make_state(SMALL).pin(0, 0, "a")
+    assert not make_state(SMALL).fragments[0].pin(0, "a")
 
 
 def test_readers_never_see_a_torn_block_while_a_thread_applies() -> None:
     state = founded(SIZE)
-    state.pin(0, 0, "a")
+    state.fragments[0].pin(0, "a")
     before = content(state)
     applying = threading.Thread(target=lambda: [advance(state) for _ in range(3)])
     applying.start()
@@ -356,10 +354,10 @@ def read(state: SharedState) -> int:
 def receive(target: SharedState, source: SharedState, fragment: int = 0) -> list[int]:
     head = source.head(fragment)
     assert head is not None
-    incoming = target.begin(head, source.index(fragment, head.version))
+    incoming = target.begin(head, source.fragments[fragment].index(head.version))
     came = sorted(incoming.missing)
     for index in came:
-        incoming.accept(index, source.block(fragment, head.version, index))
+        incoming.accept(index, source.fragments[fragment].block(head.version, index))
     assert incoming.finish() == head
     return came
 
@@ -378,12 +376,12 @@ def test_while_a_fragment_comes_its_trainer_is_told_that_it_is_not_whole() -> No
     """The transfer may take minutes, and a trainer that waited for its end would get no message."""
     source, target = founded(SIZE), make_state(SIZE)
     head = source.heads()[0]
-    incoming = target.begin(head, source.index(0, 0))
+    incoming = target.begin(head, source.fragments[0].index(0))
     assert incoming.in_place
     for index in sorted(incoming.missing):
         with pytest.raises(NotWholeError):
             read(target)
-        incoming.accept(index, source.block(0, 0, index))
+        incoming.accept(index, source.fragments[0].block(0, index))
     incoming.finish()
     assert read(target) == head.version
 
@@ -391,18 +389,18 @@ def test_while_a_fragment_comes_its_trainer_is_told_that_it_is_not_whole() -> No
 def test_a_transfer_over_a_valid_fragment_leaves_it_to_the_trainer_until_its_end() -> None:
     source, target = founded(SIZE), founded(SIZE, seed=1)
     advance(source)
-    incoming = target.begin(source.heads()[0], source.index(0, 1))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(1))
     for index in sorted(incoming.missing):
         assert read(target) == 0
-        incoming.accept(index, source.block(0, 1, index))
+        incoming.accept(index, source.fragments[0].block(1, index))
     incoming.finish()
     assert read(target) == 1
 
 
 def test_a_transfer_that_was_given_up_half_way_leaves_nothing_to_the_trainer() -> None:
     source, target = founded(SIZE), make_state(SIZE)
-    incoming = target.begin(source.heads()[0], source.index(0, 0))
-    incoming.accept(0, source.block(0, 0, 0))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(0))
+    incoming.accept(0, source.fragments[0].block(0, 0))
     incoming.abandon()
     with pytest.raises(NotWholeError):
         read(target)
@@ -412,15 +410,15 @@ def test_while_it_is_received_a_fragment_has_no_head() -> None:
     source, target = founded(SMALL, SMALL), founded(SMALL, SMALL, seed=1)
     old, before = target.heads(), content(target)
     head = source.heads()[0]
-    incoming = target.begin(head, source.index(0, 0))
+    incoming = target.begin(head, source.fragments[0].index(0))
     assert target.heads() == old[1:]
     assert target.head(0) is None
-    incoming.accept(0, source.block(0, 0, 0))
+    incoming.accept(0, source.fragments[0].block(0, 0))
     assert content(target) == before  # a valid fragment is not touched before the end
     incoming.abandon()
     assert target.heads() == old
     assert content(target) == before
-    assert not incoming.accept(0, source.block(0, 0, 0))
+    assert not incoming.accept(0, source.fragments[0].block(0, 0))
     assert content(target) == before
     with pytest.raises(LocalProtocolError, match="given up"):
         incoming.finish()
@@ -430,17 +428,17 @@ def test_a_transfer_that_was_given_up_is_taken_up_where_it_stopped() -> None:
     source, target = founded(SIZE), make_state(SIZE)
     advance(source)
     head = source.heads()[0]
-    first = target.begin(head, source.index(0, 1))
-    first.accept(2, source.block(0, 1, 2))
-    first.accept(0, source.block(0, 1, 0))
+    first = target.begin(head, source.fragments[0].index(1))
+    first.accept(2, source.fragments[0].block(1, 2))
+    first.accept(0, source.fragments[0].block(1, 0))
     assert target.heads() == ()
-    second = target.begin(head, source.index(0, 1))  # gives the first one up
+    second = target.begin(head, source.fragments[0].index(1))  # gives the first one up
     assert not first.open
     assert sorted(second.missing) == [1, 3, 4, 5]
     with pytest.raises(LocalProtocolError, match="4 blocks are still missing"):
         second.finish()
     for index in sorted(second.missing):
-        second.accept(index, source.block(0, 1, index))
+        second.accept(index, source.fragments[0].block(1, index))
     second.finish()
     assert content(target) == content(source)
     assert read(target) == 1
@@ -450,11 +448,11 @@ def test_a_transfer_that_was_given_up_is_taken_up_where_it_stopped() -> None:
 def test_a_block_with_other_bytes_is_refused(valid: bool) -> None:
     source = founded(SIZE)
     target = founded(SIZE, seed=1) if valid else make_state(SIZE)
-    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(0))
     before = content(target)
-    bad = bytearray(source.block(0, 0, 2))
+    bad = bytearray(source.fragments[0].block(0, 2))
     bad[17] ^= 1
-    for data in (bad, source.block(0, 0, 1), source.block(0, 0, 2)[:-1], b""):
+    for data in (bad, source.fragments[0].block(0, 1), source.fragments[0].block(0, 2)[:-1], b""):
         with pytest.raises(StateMismatchError) as caught:
             incoming.accept(2, data)
         assert caught.value.blocks == (2,)
@@ -464,22 +462,22 @@ def test_a_block_with_other_bytes_is_refused(valid: bool) -> None:
 
 def test_an_index_that_does_not_fit_the_root_is_refused() -> None:
     source, target = founded(SMALL), make_state(SMALL)
-    head, index = source.heads()[0], bytearray(source.index(0, 0))
+    head, index = source.heads()[0], bytearray(source.fragments[0].index(0))
     index[0] ^= 1
     for bad in (bytes(index), bytes(index[:-1]), bytes(index[:-32]), b""):
         assert not target.check_index(head, bad)
         with pytest.raises(StateMismatchError):
             target.begin(head, bad)
-    assert not make_state(SMALL, run_id="other").check_index(head, source.index(0, 0))
+    assert not make_state(SMALL, run_id="other").check_index(head, source.fragments[0].index(0))
 
 
 def test_a_change_behind_our_back_is_found_at_the_end() -> None:
     source, target = founded(SIZE), founded(SIZE, seed=1)
-    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(0))
     for index in sorted(incoming.missing):
-        incoming.accept(index, source.block(0, 0, index))
+        incoming.accept(index, source.fragments[0].block(0, index))
     # Momentum is zero on both sides, so its blocks were kept; damage one after that.
-    target._fragments[0].parts.momentum[5] = 1
+    target.fragments[0].parts.momentum[5] = 1
     with pytest.raises(StateMismatchError) as caught:
         incoming.finish()
     assert caught.value.blocks == (3,)
@@ -489,7 +487,7 @@ def test_a_change_behind_our_back_is_found_at_the_end() -> None:
 
 def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> None:
     source, target = founded(SIZE), founded(SIZE)
-    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(0))
     assert incoming.missing == set()
     ones = np.ones(SIZE.value_count, np.float32)
     assert target.apply(0, 1, np.zeros(5, np.int64), step(ones)).version == 1
@@ -503,11 +501,11 @@ def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> No
 
 def test_founding_ends_a_transfer() -> None:
     source, target = founded(SMALL), make_state(SMALL)
-    incoming = target.begin(source.heads()[0], source.index(0, 0))
+    incoming = target.begin(source.heads()[0], source.fragments[0].index(0))
     head = target.load_initial(0, np.ones(7, np.float32), np.zeros(2, np.int64))
     assert target.heads() == (head,)
-    assert not incoming.accept(0, source.block(0, 0, 0))
-    assert target.values(0).tolist() == [1.0] * 7
+    assert not incoming.accept(0, source.fragments[0].block(0, 0))
+    assert target.fragments[0].parts.values.tolist() == [1.0] * 7
 
 
 def test_changes_wait_for_each_other() -> None:
@@ -533,9 +531,9 @@ def test_changes_wait_for_each_other() -> None:
     other.start()
     assert state.heads()[0].version == 0  # the last whole version is told meanwhile
     with pytest.raises(NotHeldError):
-        state.index(0, 0)  # but nobody is served from arrays that change
-    assert not state.pin(0, 0, "late")
-    assert state.pin(0, 1, "early")
+        state.fragments[0].index(0)  # but nobody is served from arrays that change
+    assert not state.fragments[0].pin(0, "late")
+    assert state.fragments[0].pin(1, "early")
     go_on.set()
     one.join()
     other.join()
@@ -546,7 +544,7 @@ def test_a_pinned_version_survives_a_transfer_over_it() -> None:
     source, target = founded(SIZE), founded(SIZE, seed=1)
     advance(source)
     before = content(target)
-    target.pin(0, 0, "a")
+    target.fragments[0].pin(0, "a")
     receive(target, source)
     assert served(target, 0) == before
     assert content(target) == content(source)
@@ -583,10 +581,10 @@ def test_what_is_pinned_is_served_and_what_is_not_is_freed(
             history.append(content(state))
         elif what == "pin" and version >= 0:
             expected = version >= len(history) - 1 or any(v == version for v, _ in pins)
-            assert state.pin(0, version, who) == expected
+            assert state.fragments[0].pin(version, who) == expected
             pins |= {(version, who)} if expected else set()
         elif what == "release" and version >= 0:
-            state.release(0, version, who)
+            state.fragments[0].release(who, version)
             pins.discard((version, who))
         elif what == "leave":
             state.release_receiver(who)

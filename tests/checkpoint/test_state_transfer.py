@@ -349,7 +349,7 @@ async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
     target, saved = trained(3) if newer else make_state(), trained()
     (head,) = saved.heads()
     async with a_world(target) as world:
-        lies_there = saved._fragments[0].parts, saved.index(0, head.version)
+        lies_there = saved.fragments[0].parts, saved.fragments[0].index(head.version)
         world.joiner.on_disk = {head: lies_there}.get
         report = await world.joiner.fetch(SyncFragment(head, ()))
     assert (report.received_bytes, target.heads()) == (0, (head,))
@@ -367,7 +367,7 @@ async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
 
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
-    source.apply(0, 3, source.counters(0).copy(), lambda v, m: None)
+    source.apply(0, 3, source.fragments[0].parts.counters.copy(), lambda v, m: None)
     report, world, _ = await fetch_with(target, Faults(), source=source)
     assert report.received_bytes == 0
     assert [type(message) for _, message in world.requests] == [IndexRequest]
@@ -378,8 +378,8 @@ async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() ->
 async def test_only_blocks_that_differ_travel(told_by_its_head: bool) -> None:
     source, target = trained(), trained()
     if not told_by_its_head:  # another root, with nearly the same bytes: a round that went wrong
-        target.apply(0, 3, target.counters(0).copy(), lambda v, m: None)
-    parts = target._fragments[0].parts
+        target.apply(0, 3, target.fragments[0].parts.counters.copy(), lambda v, m: None)
+    parts = target.fragments[0].parts
     parts.values[[5, 100]] += 1
     parts.momentum[-1] += 1
     parts.counters[-1] += 1
@@ -395,7 +395,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
     rng = np.random.default_rng(1)
     async with a_world(target) as world:
         for number, state in enumerate(donors, 1):
-            assert state.pin(0, 2, JOINER)
+            assert state.fragments[0].pin(2, JOINER)
             await world.add_donor(number, state, Faults(delay_s=1))
 
         async def train() -> None:
@@ -760,7 +760,7 @@ def test_the_same_state_or_an_error_that_names_the_liars(
     target = makers[held]()
     source = trained()
     if held == "damaged":
-        target._fragments[0].parts.values[damage] += 1
+        target.fragments[0].parts.values[damage] += 1
     before = target.heads(), content(target)
 
     async def main() -> None:

@@ -86,7 +86,9 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
         report = await nodes[0].joiner.fetch(order)
         taken_s = trio.current_time() - started_s
     assert states[0].heads() == source.heads()
-    assert states[0].values(0).tobytes() == source.values(0).tobytes()
+    assert (
+        states[0].fragments[0].parts.values.tobytes() == source.fragments[0].parts.values.tobytes()
+    )
     # Momentum is zero everywhere, so its block does not travel.
     assert report.received_bytes == 4 * SIZE.value_count + 8 * SIZE.counter_count
     assert report.donors == (peer_of(1), peer_of(2))
@@ -167,6 +169,6 @@ async def test_lanes_threads_carry_a_copy(tmp_path: Path) -> None:
         carried_bytes = taker.hub.received_bytes
         nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
-    assert target.values(0).tobytes() == source.values(0).tobytes()
+    assert target.fragments[0].parts.values.tobytes() == source.fragments[0].parts.values.tobytes()
     assert (report.received_bytes, report.bad_donors) == (PLAIN_BYTES, ())
     assert carried_bytes == pytest.approx(PLAIN_BYTES, rel=OVERHEAD)

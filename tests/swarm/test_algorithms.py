@@ -48,7 +48,7 @@ async def trained(diloco: str, reduce: str = "", rounds: int = ROUNDS) -> Values
         state = swarm.peers["a"].service.state
         assert state is not None
         assert state.heads()[0].version == rounds
-        return np.concatenate((state.values(0), state.momentum(0)))
+        return np.concatenate((state.fragments[0].parts.values, state.fragments[0].parts.momentum))
 
 
 @pytest.mark.parametrize(("overlap", "steps"), [("0", 0), ("'auto'", 3), ("4", 4)])

@@ -27,7 +27,7 @@ async def test_a_memory_that_differs_is_named_and_healed() -> None:
         swarm.witness.excused.add(swarm.peers["b"].peer)
         state = swarm.peers["b"].service.state
         assert state is not None
-        state.values(0).view("uint8")[7] ^= 1
+        state.fragments[0].parts.values.view("uint8")[7] ^= 1
         await swarm.until(lambda: "; b is being healed" in agreement(swarm).text)
         told = agreement(swarm)
         assert told.text.startswith("2 of 3 copies equal at version ")

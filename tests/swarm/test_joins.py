@@ -111,10 +111,10 @@ async def test_blocks_of_a_copy_that_was_given_up_are_forgotten_when_nothing_is_
     async with a_copy() as swarm:
         state = swarm.peers["late"].service.state
         assert state is not None
-        state._fragments[0].kept[b"a digest"] = np.zeros(9, np.uint8)
+        state.fragments[0].kept[b"a digest"] = np.zeros(9, np.uint8)
         await swarm.until(lambda: is_in_sync(swarm), within_s=20)
         await trio.sleep(1)
-        assert not state._fragments[0].kept
+        assert not state.fragments[0].kept
 
 
 @pytest.mark.parametrize("ticks", [3, 4, 5])
