@@ -9,18 +9,21 @@ While it waits it serves HTTP too: it says who leads, and sends readers and acti
 
 from __future__ import annotations
 
+import html
 import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import trio
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from ...membership.master.state.journal import RunCreated
 from ...protocol.errors import UserError
@@ -32,6 +35,8 @@ from ..process.screen import Screen
 from ..process.tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
+from ..web.json_answers import answer
+from ..web.prometheus import StandbyCollector, metrics_route
 from .journal.journal_store import JournalStore
 from .journal.lease import Lease
 from .journal.postgres_journal import Database, PostgresJournal
@@ -39,7 +44,6 @@ from .journal.shared_journal import HeldJournal, LeadersDatabase, SharedOptions,
 from .leadership import Leader, Leadership
 from .opened_run import MasterOptions
 from .run_master import Master
-from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
 CHECK_URL = "; check the address, the user and the password (PGPASSWORD, or ~/.pgpass)"
@@ -215,3 +219,38 @@ class SharedMaster:
         self._tell(
             f"{key} has the run's key as it was, not sealed: delete it once you trust the database"
         )
+
+
+# ---------------------------------------------------------------- HTTP
+
+
+def standby_routes(
+    why: Callable[[], str],
+    facts: Callable[[], Json],
+    page_elsewhere: Callable[[Request], str | None],
+) -> Sequence[BaseRoute]:
+    """Return the routes; ``page_elsewhere`` returns the leader's URL if the client can reach it."""
+
+    async def front(request: Request) -> Response:
+        if (url := page_elsewhere(request)) is not None:
+            return RedirectResponse(url)
+        text = html.escape(why())
+        return HTMLResponse(
+            "<!doctype html><meta"
+            f" charset=utf-8><title>standby</title><h1>Standby</h1><p>{text}</p>"
+        )
+
+    async def status(_request: Request) -> Response:
+        return answer({"kind": STANDBY, "state": STANDBY, "why_waiting": why(), **facts()})
+
+    async def elsewhere(request: Request) -> Response:
+        if (url := page_elsewhere(request)) is not None:
+            return RedirectResponse(url)  # 307: an action stays one
+        return answer({"error": why()}, 503)
+
+    return [
+        Route("/", front, methods=["GET"]),
+        Route("/api/status", status, methods=["GET"]),
+        metrics_route(StandbyCollector()),
+        Route("/{rest:path}", elsewhere, methods=["GET", "POST"]),
+    ]
