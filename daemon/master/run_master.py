@@ -41,10 +41,9 @@ from ..web.live_stream import LiveStream
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import past_routes, status_route
 from .journal.journal_base import Journal
-from .master_invites import MasterInvites
 from .master_service import MasterService
 from .opened_run import MasterOptions, open_run
-from .operator_commands import OperatorCommands
+from .operator_commands import MasterInvites, OperatorCommands
 from .run_recorder import RunRecorder
 
 if TYPE_CHECKING:
