@@ -19,7 +19,7 @@ from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..process.log_ring import LogRing
 from ..process.paths import IDENTITY_FILE, MASTERS_FILE, make_private
 from ..status_records import PeerStatus
-from ..web.log_reading import log_reading
+from ..web.run_history import log_reading
 from .away_peer import AwayPeer
 from .master_search import with_masters
 from .peer_config import PeerConfig

@@ -31,9 +31,8 @@ from ..progress_lines import (
 from ..web.app import Json
 from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
-from ..web.log_reading import log_reading
 from ..web.prometheus import StatusCollector, metrics_route
-from ..web.run_history import own_routes, status_route
+from ..web.run_history import log_reading, own_routes, status_route
 from .hosts.hosting import Hosting
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_options import PeerOptions

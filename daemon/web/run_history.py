@@ -1,4 +1,4 @@
-"""HTTP routes for a run's status, curves, rounds and events."""
+"""HTTP routes for a run's status, curves, rounds and events, and for a peer's own log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from ...membership.shared.event_kind import EventKind
 from ...protocol.network.interface import Network
 from ..curves import EVERYBODY, LINE_COLUMNS, as_columns, member_columns
 from ..metrics_store import MetricsStore
+from ..process.log_ring import LINES_KEPT_MAX, LogRing, PeerLog
 from ..status_records import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX, MasterStatus, PeerStatus
+from .app import PrivateRead
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
 LINE_POINTS_DEFAULT = 200
 ROUNDS_DEFAULT = 50
 EVENTS_DEFAULT = 200
+LINES_DEFAULT = 100  # of a peer's own log
 EVENT_KINDS = tuple(kind.value for kind in EventKind)
 TEXT_CHARS_MAX = 200  # of a search text
 READERS_MAX = 4  # queries at once; further ones wait, the run never does
@@ -188,3 +191,20 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
         readers.route("member", MemberQuery, member),
         readers.route("lines", LinesQuery, lines),
     ]
+
+
+class LogQuery(Struct, forbid_unknown_fields=True):
+    """The parameters of a request: how many lines, and only those ``after`` a time."""
+
+    lines: Annotated[int, Meta(ge=1, le=LINES_KEPT_MAX)] = LINES_DEFAULT
+    after: UnixTime = 0.0
+
+
+def log_reading(name: str, ring: LogRing) -> PrivateRead:
+    """Make the answer of ``GET /api/logs``: the newest lines of a peer's own log."""
+
+    async def read(given: Mapping[str, str]) -> Response:
+        query = parse_query(given, LogQuery)
+        return answer(PeerLog(name, tuple(ring.tail(query.lines, after=query.after))))
+
+    return read
