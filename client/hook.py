@@ -30,10 +30,9 @@ from .callbacks import Callback, CallbackRunner
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .data.first_batches import FirstBatches
-from .data.leased_data import LeasedData
+from .data.leased_data import WHOLE_MAX, LeasedData, whole
 from .data.sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
 from .data.shards import OF_SHARDS, LeasedShards, ShardT
-from .data.whole_numbers import WHOLE_MAX, whole
 from .generators import MEMBER_VARIABLE, Generators, seed_of
 from .orders import Orders
 from .quiet_step import QuietStep
