@@ -24,6 +24,7 @@ from attrs import define, field
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
+from ...membership.master.state.master_effects import Decide
 from ...membership.shared.event_kind import EventKind
 from ...protocol.addresses import host_of
 from ...protocol.enrolment import Refusal, answer_newcomer
@@ -36,7 +37,6 @@ from ...protocol.trust.authority import Authority
 from ..process.exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
-from .decisions import Decide
 from .journal.journal_base import Journal, JournalError, TokenError, storing
 
 log = logging.getLogger("holdfast.master")

@@ -23,6 +23,7 @@ from ...membership.master.state.context import Context
 from ...membership.master.state.journal import JournalRecord
 from ...membership.master.state.master_effects import (
     AnnounceEvent,
+    Decision,
     DropPeer,
     Effect,
     Event,
@@ -42,7 +43,6 @@ from ...protocol.wakeups import Pulse
 from ..process.exit_codes import ExitCode
 from ..process.memory_check import fragment_bytes
 from .admission import Admission, check_token
-from .decisions import Decision
 from .journal.journal_base import FencedError, Journal
 from .journal.journal_writer import JournalWriter
 from .other_masters import OtherMasters

@@ -14,6 +14,7 @@ from functools import partial
 import trio
 
 from ...membership.master.coordinator import Coordinator
+from ...membership.master.state.master_effects import Decide
 from ...protocol.addresses import Address
 from ...protocol.connection_phases import CLAIM
 from ...protocol.errors import HoldfastError
@@ -21,7 +22,6 @@ from ...protocol.messages import TermClaim
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
-from .decisions import Decide
 
 CLAIM_DEADLINES = 3  # between two queries of the other masters
 CLAIM_S = 10.0  # for one of these conversations

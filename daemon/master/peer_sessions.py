@@ -18,7 +18,7 @@ import trio
 from attrs import define, field
 
 from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.master_effects import DropPeer, Effect, SendMessage
+from ...membership.master.state.master_effects import Decide, DropPeer, Effect, SendMessage
 from ...membership.master.status.headline import left_s
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.shared.brief_orders import OrderWriter
@@ -30,7 +30,6 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
 from ...protocol.text import plain
-from .decisions import Decide
 from .peer_greeting import GreetedPeer, PeerGreeting
 
 log = logging.getLogger("holdfast.master")

@@ -6,6 +6,8 @@ record is durable, so a decision that a peer has heard of survives the master's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import frozen
 
 from ....protocol.messages import Message, RefusalCode
@@ -67,3 +69,7 @@ class StandDown:
 
 
 Effect = SendMessage | RecordDurably | DropPeer | AnnounceEvent | StandDown
+
+
+Decision = Callable[[float], list[Effect]]  # with the clock of decisions; what follows from it
+Decide = Callable[[Decision], None]  # has a decision made now and its effects carried out
