@@ -1,4 +1,5 @@
-"""The outer optimizer, which applies a committed round to a fragment of the shared state.
+"""The outer optimizer, which applies a committed round to a fragment of the shared state; and how
+a trainer takes the new version up (``merged``).
 
 With outer rate ``lr``, momentum ``mu``, and ``D`` the contributors' mean pseudo-gradient (shared
 minus local, so that it acts as a gradient; arXiv 2311.08105):
@@ -79,3 +80,16 @@ def _check(values: Values, momentum: Values, mean: Values) -> None:
         raise ValueError(
             f"{len(values)} values, {len(momentum)} momenta and a mean of {len(mean)} do not fit"
         )
+
+
+def merged(shared: Values, local: Values, anchor: Values) -> Values:
+    """Return ``shared + (local - anchor)``: steps since the anchor are kept, counted once.
+
+    A trainer takes up a new version with it and trains on. ``anchor`` are the local tensors at the
+    time of the round's pseudo-gradient, ``local`` those now, some steps later, and ``shared`` the
+    fragment after the round. Operators only, so it works on numpy arrays and torch tensors.
+
+    It is computed as ``shared - (anchor - local)``: the rounding is the same, but where ``local``
+    and ``anchor`` have the same bits the result has exactly those of ``shared``, even of -0.0.
+    """
+    return shared - (anchor - local)

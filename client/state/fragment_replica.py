@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ...diloco.merge import merged
+from ...diloco.outer import merged
 from ...protocol.arena import FOUNDING_VERSION, Arena, NotWholeError
 from .box_views import BoxViews
 from .copier import CudaCopier, Result, Transfer, WorkBeside

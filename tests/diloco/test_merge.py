@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast.diloco.merge import Values, merged
+from holdfast.diloco.outer import Values, merged
 
 finite = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
 vectors = arrays(np.float32, 16, elements=finite)

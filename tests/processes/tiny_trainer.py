@@ -22,7 +22,7 @@ from holdfast.client.attach_errors import AttachRefused
 from holdfast.client.boundary import BoundaryMachine
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.diloco.fragments import BUFFER, COUNTER, PARAMETER
-from holdfast.diloco.merge import merged
+from holdfast.diloco.outer import merged
 from holdfast.protocol import messages as m
 from holdfast.protocol.arena import (
     FOUNDING_VERSION,
