@@ -20,10 +20,10 @@ from ..daemon.master.journal.journal_base import (
     GrantRow,
     Journal,
     JournalAwayError,
+    RepairedJournal,
     Rows,
     Statement,
 )
-from ..daemon.master.journal.journal_repair import RepairedJournal
 from ..daemon.master.journal.lease import Lease, MasterRow
 from ..membership.master.state.journal import JournalRecord
 from .witnessed_services import WitnessedStore

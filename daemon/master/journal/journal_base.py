@@ -24,14 +24,14 @@ from typing import Any
 
 import msgpack
 from attrs import define, evolve, frozen
+from blake3 import blake3
 
 from ....membership.master.state import journal
 from ....protocol import wire
-from ....protocol.errors import HoldfastError, UserError
+from ....protocol.errors import HoldfastError, RemoteProtocolError, UserError
 from ....protocol.messages import Commit, Role
 from ....protocol.trust.invite import generate_token
 from ...process.exit_codes import ExitCode
-from .journal_repair import RepairedJournal, check_of
 
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
 # Of every journal, in the words of its database: each has its own names of these types.
@@ -52,6 +52,8 @@ TOKENS = f"select {TOKEN_COLUMNS} from tokens"
 GRANT_COLUMNS = "peer, role, founder, name, invite"
 GRANTS = f"select {GRANT_COLUMNS} from grants"
 Rows = Sequence[tuple[Any, ...]]
+CHECK_BYTES = 16  # of a record
+Row = tuple[int, str, bytes, float, bytes]
 Statement = tuple[str, Sequence[object]]  # SQL with ? for values, and those
 
 
@@ -392,3 +394,50 @@ def _to_grant(peer: str, grant: GrantRow) -> Statement:
         " name = excluded.name, invite = excluded.invite",
         (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
     )
+
+
+# ---------------------------------------------------------------- rows of records
+
+
+def check_of(number: int, kind: str, body: bytes) -> bytes:
+    """Return a record's checksum, which also covers its number and kind."""
+    return blake3(msgpack.packb([number, kind, body])).digest()[:CHECK_BYTES]
+
+
+@frozen
+class RepairedJournal:
+    """The valid beginning of a journal.
+
+    Attributes:
+      rows, records: the valid records, in order.
+      fault: what is wrong with the next record; empty at the journal's end.
+    """
+
+    rows: list[Row]
+    records: list[journal.JournalRecord]
+    fault: str
+
+
+def read_row(found: RepairedJournal, row: tuple[Any, ...]) -> str:
+    """Add the next row to what was found; return what is wrong with it, or an empty string."""
+    if fault := _fault(len(found.rows) + 1, row):
+        return fault
+    number, kind, body, at_s, check = row
+    try:
+        record = wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body))
+    except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
+        return f"record {number} ({kind}) cannot be read: {error}"
+    found.rows.append((number, kind, body, float(at_s), check))
+    found.records.append(record)
+    return ""
+
+
+def _fault(expected: int, row: tuple[Any, ...]) -> str:
+    number, kind, body, at_s, check = row
+    if number != expected:
+        return f"record {expected} is missing"
+    if not (isinstance(kind, str) and isinstance(body, bytes) and isinstance(at_s, float | int)):
+        return f"record {number} is damaged"
+    if check != check_of(number, kind, body):
+        return f"record {number} is damaged: its checksum does not fit"
+    return ""

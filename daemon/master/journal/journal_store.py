@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+from blake3 import blake3
 
 from ....membership.master.state import journal
 from ....protocol.durable_files import keep_private, write_private
@@ -29,13 +32,12 @@ from .journal_base import (
     JournalBrokenError,
     JournalCut,
     JournalError,
+    RepairedJournal,
+    Row,
     Rows,
     Statement,
 )
 from .journal_repair import (
-    JournalTip,
-    RepairedJournal,
-    Row,
     finish_replacing,
     keep_aside,
     make_ready,
@@ -260,3 +262,37 @@ def back_up(state: Path, target: Path) -> int:
             hint="is the disk full? the previous copy is unchanged",
         ) from error
     return count
+
+
+# ---------------------------------------------------------------- the tip
+
+
+class JournalTip:
+    """The number of the last acknowledged record and the last term, in a small file.
+
+    SQLite silently drops the damaged end of a write-ahead log, which the number then shows. The
+    file is written after each record and not fsynced, so it never claims more than what is on disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def read(self) -> tuple[int, int]:
+        """Return the number and the term; zeros if the file is missing or unreadable."""
+        parts = os.pread(self._descriptor, 128, 0).split()
+        if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
+            return 0, 0
+        number, term = int(parts[0]), int(parts[1])
+        return (number, term) if parts[2] == _tip_check(number, term) else (0, 0)
+
+    def write(self, number: int, term: int) -> None:
+        """Write both; after an OSError the file claims fewer records than there are."""
+        check = _tip_check(number, term)
+        os.pwrite(self._descriptor, b"%020d %020d %s\n" % (number, term, check), 0)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _tip_check(number: int, term: int) -> bytes:
+    return blake3(b"tip %d %d" % (number, term)).hexdigest()[:16].encode()

@@ -47,10 +47,11 @@ from .journal_base import (
     Journal,
     JournalAwayError,
     JournalBrokenError,
+    RepairedJournal,
     Rows,
     Statement,
+    read_row,
 )
-from .journal_repair import RepairedJournal, read_row
 from .lease import Lease, MasterRow
 
 log = logging.getLogger("holdfast.master")
