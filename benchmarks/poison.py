@@ -26,9 +26,9 @@ from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.combine import combine_chunk, radius_of
 from holdfast.collectives.norm_report import NormSums
 from holdfast.diloco.outer import outer_step
-from holdfast.membership.master.rounds.mean_weights import capped_by_invite
 from holdfast.membership.master.rounds.norms import Report
 from holdfast.membership.master.rounds.round import gate_norms
+from holdfast.membership.master.rounds.round_scheduler import capped_by_invite
 from holdfast.membership.master.rounds.update_history import UpdateHistory
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 

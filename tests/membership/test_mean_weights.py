@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.membership.master.coordinator import Grant
-from holdfast.membership.master.rounds.mean_weights import capped_by_invite
+from holdfast.membership.master.rounds.round_scheduler import capped_by_invite
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.membership.spec.mistakes import SpecError
 from holdfast.membership.spec.spec import RunSpec

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from holdfast.membership.master import leases
 from holdfast.membership.master.leases import Leases
-from holdfast.membership.master.rounds import mean_weights, repair, update_history
+from holdfast.membership.master.rounds import repair, round_scheduler, update_history
 from holdfast.membership.master.rounds.attempt import Attempt, Audit
 from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.rounds.inquiry import Findings
@@ -211,7 +211,7 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
         test_members.test_whom_the_operator_has_demoted_takes_no_place_and_another_does,
     ),
     "newcomers weigh": (
-        (mean_weights, "weights_of", lambda _real: lambda tokens, _context: dict(tokens)),
+        (round_scheduler, "weights_of", lambda _real: lambda tokens, _context: dict(tokens)),
         test_mean_weights.test_a_newcomer_weighs_nothing_in_its_first_rounds,
     ),
     "a return ends the trial": (
@@ -219,7 +219,7 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
         test_mean_weights.test_a_trial_goes_on_after_a_restart_and_under_another_number,
     ),
     "an invite weighs as it likes": (
-        (mean_weights, "capped_by_invite", lambda _real: lambda weights, *_: dict(weights)),
+        (round_scheduler, "capped_by_invite", lambda _real: lambda weights, *_: dict(weights)),
         test_mean_weights.test_an_invite_has_its_share_and_no_more,
     ),
     "nothing is a mean": (
