@@ -30,9 +30,8 @@ from .callbacks import Callback, CallbackRunner
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .data.first_batches import FirstBatches
-from .data.leased_data import WHOLE_MAX, LeasedData, whole
+from .data.leased_data import OF_SHARDS, WHOLE_MAX, LeasedData, LeasedShards, ShardT, whole
 from .data.sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
-from .data.shards import OF_SHARDS, LeasedShards, ShardT
 from .generators import MEMBER_VARIABLE, Generators, seed_of
 from .orders import Orders
 from .quiet_step import QuietStep

@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset
 import holdfast
 from holdfast.client.attach_errors import DaemonGone, MisuseError
 from holdfast.client.data import sampler as sampler_module
+from holdfast.client.data.leased_data import OF_SHARDS, LeasedShards
 from holdfast.client.data.sampler import (
     DRAW_FIRST,
     DRAW_MAX,
     LeasedSampler,
     SampleStream,
 )
-from holdfast.client.data.shards import OF_SHARDS, LeasedShards
 from holdfast.client.hook import Run
 from holdfast.membership.peer.lease_book import LeaseBook
 from holdfast.protocol.messages import Leased, LeaseRange

@@ -10,11 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from hypothesis.extra.numpy import arrays
 
-from holdfast.diloco.outer import BLOCK_ELEMENTS, outer_step
-
-Values = NDArray[np.float32]
+from holdfast.diloco.outer import BLOCK_ELEMENTS, Values, merged, outer_step
 
 
 def drawn(rng: np.random.Generator, count: int) -> Values:
@@ -115,3 +113,32 @@ def test_no_full_size_temporary_is_made() -> None:
     tracemalloc.stop()
     assert peak_bytes < 2 * 4 * BLOCK_ELEMENTS
     assert taken_s < 1.0  # about 5 ms; a loop over elements would take seconds
+
+
+# ---------------------------------------------------------------- merging
+
+
+finite = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
+vectors = arrays(np.float32, 16, elements=finite)
+
+
+@given(vectors, vectors)
+def test_an_idle_trainer_gets_the_shared_bits(shared: Values, local: Values) -> None:
+    assert merged(shared, local, local.copy()).tobytes() == shared.tobytes()
+
+
+@given(vectors, vectors, vectors)
+def test_delta_is_the_formula_and_changes_no_argument(
+    shared: Values, local: Values, anchor: Values
+) -> None:
+    kept = [array.tobytes() for array in (shared, local, anchor)]
+    result = merged(shared, local, anchor)
+    assert result.dtype == np.float32
+    assert np.array_equal(result, shared + (local - anchor))
+    assert [array.tobytes() for array in (shared, local, anchor)] == kept
+
+
+def test_minus_zero_survives() -> None:
+    shared = np.array([-0.0, -0.0, 0.0], np.float32)
+    local = np.array([1.5, -0.0, -0.0], np.float32)
+    assert merged(shared, local, local).tobytes() == shared.tobytes()
