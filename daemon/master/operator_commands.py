@@ -1,4 +1,5 @@
-"""The operator's commands, as the master's HTTP API takes them: one method for each POST.
+"""The operator's commands, as the master's HTTP API takes them: one method for each POST; and the
+invites that one of them makes.
 
 A command that changes the run answers when the change is on disk.
 """
@@ -25,6 +26,11 @@ from .admission import find_peer
 from .journal.journal_base import Journal, invite_id, storing
 from .master_service import MasterService
 from .opened_run import MasterOptions, OpenedRun
+
+USES_MAX = 1_000_000  # of an invite
+HOURS_MAX = 87_600.0  # of an invite: ten years
+REASON_CHARS_MAX = 900
+STOP_DELAY_S = 0.2  # the answer is sent first
 
 
 class MasterInvites:
@@ -65,12 +71,6 @@ class MasterInvites:
             role=role,
             expires_s=int(expires_s),
         ).encode()
-
-
-USES_MAX = 1_000_000  # of an invite
-HOURS_MAX = 87_600.0  # of an invite: ten years
-REASON_CHARS_MAX = 900
-STOP_DELAY_S = 0.2  # the answer is sent first
 
 
 class OperatorCommands:

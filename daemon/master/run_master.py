@@ -55,6 +55,7 @@ INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 SHOWN_S = 1.0  # between two states of the living line
 RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
+NAMES_MAX = 8  # peers named in one sentence
 
 
 class Master:
@@ -317,7 +318,7 @@ def _certify(authority: Authority, state: Path) -> Credentials:
     return Credentials(folder, identity, certificate, authority.certificate_pem)
 
 
-NAMES_MAX = 8  # peers named in one sentence
+# ---------------------------------------------------------------- what it prints
 
 
 def format_resumed(history: RunHistory, store: Journal) -> str:
