@@ -202,12 +202,7 @@ class LinkHub:
         """
         self._rules = evolve(self._rules, lanes=rules, silence_s=silence_s)
         if donor_share is not None:
-            self.send_priority.share = donor_share
-
-    @property
-    def send_priority(self) -> SendPriority:
-        """The rule that decides which frames of this node go first."""
-        return self._shared.send_priority
+            self._shared.send_priority.share = donor_share
 
     @property
     def links(self) -> dict[str, Link]:

@@ -308,7 +308,7 @@ async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
     # leave.
     monkeypatch.setattr(line_rate, "ROUND_TRIP_S_MIN", math.inf)
     async with real_nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
-        priority = a.hub.send_priority
+        priority = a.hub._shared.send_priority
         priority.share = 0.0
         begun = trio.Event()
 
