@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.rates.rate_limiter import RateLimiter
-from ...membership.peer.replica import Replica
 from ...protocol.addresses import Address
 from ...protocol.messages import Hello
 from ..port_mapping.gateway_search import find_gateways
@@ -30,7 +29,7 @@ from ..port_mapping.port_mapper import PortMapper
 from .checkpointer import Checkpointer
 from .data_service import DataService
 from .master_session import MasterSession
-from .peer_config import PeerConfig, PeerContext, PeerReport
+from .peer_config import PeerContext
 from .reducer import Reducer
 from .relay import RelayWork, make_forwarder
 from .state_service import StateService
@@ -54,7 +53,9 @@ class WiredPeer:
         checkpoints: CheckpointStore | None,
     ) -> None:
         self.bound: Sequence[Address] = ()
-        self.context, config, network = context, context.config, context.network
+        self.context, network = context, context.network
+        self.config = config = context.config
+        self.replica, self.report = context.replica, context.report
         self.session = self.session_kind(
             config, network, context.report, context.spec, hello=hello, obeys=context.replica.obeys
         )
@@ -84,18 +85,6 @@ class WiredPeer:
 
     def make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
         return Checkpointer(self.context, self.state_service, place)
-
-    @property
-    def config(self) -> PeerConfig:
-        return self.context.config
-
-    @property
-    def replica(self) -> Replica:
-        return self.context.replica
-
-    @property
-    def report(self) -> PeerReport:
-        return self.context.report
 
 
 def _cap(bytes_per_s: float | None) -> RateLimiter | None:

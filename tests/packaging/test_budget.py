@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_801, "tests": 59_376, "benchmarks": 6_148}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_307, 34_554
+LINES = {"simulation": 5_801, "tests": 59_377, "benchmarks": 6_148}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_297, 34_550
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
