@@ -15,8 +15,10 @@
  * loss; a bundle that loses some is cut. Without bundles the hosts' kernels, which share our
  * processors, could not fill the lines.
  *
- * Usage: wan_hub SEED NAMESPACE_PATH...   makes one TUN device "wan0" in each namespace, says
- * "ready", then takes commands on standard input, one a line, and answers each with one line:
+ * Usage: wan_hub SEED BITS NAMESPACE_PATH...   makes one TUN device "wan0" in each namespace, says
+ * "ready", then takes commands on standard input, one a line, and answers each with one line. BITS
+ * of an address tell apart what is behind one host, a router: 0, host 0 is 198.18.0.1; 8, host 0 has
+ * all of 198.18.1.0/24.
  *
  *     set HOST UP_BITS_PER_S DOWN_BITS_PER_S DELAY_NS LOSS UP_QUEUE_BYTES DOWN_QUEUE_BYTES
  *     stats
@@ -60,7 +62,7 @@ enum {
 
 /* Packets of one moment leave together: a wake-up each would cost more than carrying them. */
 static const int64_t QUANTUM_NS = 100 * 1000;
-static const uint32_t NETWORK = 0xC6120000; /* 198.18.0.0/24: reserved for benchmarks */
+static const uint32_t NETWORK = 0xC6120000; /* 198.18.0.0/15: reserved for benchmarks */
 
 struct packet {
     struct packet *next;
@@ -99,6 +101,7 @@ _Static_assert(offsetof(struct packet, data) ==
 
 static struct host hosts[HOSTS_MAX];
 static int host_count;
+static int bits_behind;
 static int64_t late_ns_max, late_ns_sum, delivered;
 static int64_t armed_ns; /* what the timer is set for; 0: not set */
 
@@ -251,7 +254,7 @@ static struct packet *parse(const unsigned char *buffer, ssize_t count) {
     const struct iphdr *ip = (const struct iphdr *)(buffer + offload_bytes);
     if (bytes < (int)sizeof *ip || ip->version != 4)
         return NULL;
-    uint32_t number = ntohl(ip->daddr) - NETWORK - 1;
+    uint32_t number = ((ntohl(ip->daddr) - NETWORK) >> bits_behind) - 1;
     if (number >= (uint32_t)host_count)
         return NULL;
     struct packet *packet = new_packet(bytes);
@@ -441,12 +444,13 @@ static void watch(int poll, int fd, uint32_t number) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3 || argc - 2 > HOSTS_MAX) {
-        fprintf(stderr, "usage: wan_hub SEED NAMESPACE_PATH... (at most %d)\n", HOSTS_MAX);
+    if (argc < 4 || argc - 3 > HOSTS_MAX) {
+        fprintf(stderr, "usage: wan_hub SEED BITS NAMESPACE_PATH... (at most %d)\n", HOSTS_MAX);
         return 2;
     }
     uint64_t seed = strtoull(argv[1], NULL, 10);
-    host_count = argc - 2;
+    bits_behind = atoi(argv[2]);
+    host_count = argc - 3;
     int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     int poll = epoll_create1(EPOLL_CLOEXEC);
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -457,7 +461,7 @@ int main(int argc, char **argv) {
         setpriority(PRIO_PROCESS, 0, NICENESS);
     prctl(PR_SET_TIMERSLACK, 1); /* else every wake-up is 50 us late */
     for (int i = 0; i < host_count; i++) {
-        hosts[i].tun = open_tun(argv[2 + i], home);
+        hosts[i].tun = open_tun(argv[3 + i], home);
         hosts[i].up.random_state = seed * 1000003 + 2 * (uint64_t)i;
         hosts[i].down.random_state = seed * 1000003 + 2 * (uint64_t)i + 1;
         chance(&hosts[i].up.random_state);

@@ -115,6 +115,8 @@ class WanLab(Namespaces):
       LabError: from ``with``: it cannot be made here.
     """
 
+    bits_behind = 0  # of an address, for what is behind a host
+
     def __init__(self, hosts: Sequence[Host], *, seed: int = 0) -> None:
         if not 1 <= len(hosts) <= HOSTS_MAX:
             raise LabError(f"{len(hosts)} hosts")
@@ -163,7 +165,12 @@ class WanLab(Namespaces):
             self._add(str(number))
         # In a session of its own: Ctrl+C is for us to handle; the hub ends when its input does.
         self._hub = subprocess.Popen(
-            [str(hub), str(self._seed), *(str(NAMESPACES / name) for name in self.names)],
+            [
+                str(hub),
+                str(self._seed),
+                str(self.bits_behind),
+                *(str(NAMESPACES / name) for name in self.names),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
