@@ -28,6 +28,7 @@ from benchmarks import (
     lines,
     poison,
     scale,
+    spot,
     step_bytes,
     transfer,
     wan_lab,
@@ -80,6 +81,7 @@ SECTIONS = (
     Section("hot-swap", "a spare takes a dead contributor's place", hot_swap.hot_swap),
     Section("hosts", "a peer of two hosts", hosts.hosts, why_no_switch),
     Section("scale", "many members", scale.scale),
+    Section("spot", "machines that are lost and come back", spot.spot, _lab),
 )
 
 

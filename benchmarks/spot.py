@@ -1,25 +1,26 @@
-"""Training on spot machines that are lost and come back: four systems under the same schedule.
+"""Training on spot machines that are lost and come back: several systems, the same schedule.
 
     python -m benchmarks.spot --minutes 8 --systems holdfast,ddp10
     python -m benchmarks.spot --trace Z1.json Z2.json Z3.json --points 2273-2345 --torchft DIR
 
-``--trace`` takes a file for each zone as skypilot-org/spot-traces has them: running nodes at each
-point, every ``gap_seconds``; of four nodes each. Without it the schedule is made up, with the rates
-of a day of those traces: 62 losses of twelve nodes, 6.9 running on average. ``--points`` says which
-stretch is played, ``--minutes`` how long that takes. ``--torchft`` is a folder with torchft and what
-it needs but torch, as ``pip install --no-deps --target DIR`` makes it; without it two systems are
-left out. ``ddp10`` is DDP under elastic torchrun with a checkpoint every 10 steps.
+``--trace`` takes a file a zone as skypilot-org/spot-traces has them: how many of four nodes run at
+each point, every ``gap_seconds``. Without it the schedule is made up, at the rates of a day of
+those traces: 62 losses of twelve nodes, 6.9 running on average. ``--points`` says which part is
+played, ``--minutes`` how long that takes. ``--torchft`` is a folder with torchft and what it needs
+but torch (``pip install --no-deps --target DIR``); without it two systems are left out. ``ddp10``
+is DDP under elastic torchrun with a checkpoint every 10 steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import bisect
 import contextlib
+import itertools
 import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,10 +28,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cattrs
 import psutil
 from attrs import Factory, asdict, define, frozen
 
 from benchmarks.report import (
+    ROOT,
     BenchError,
     Measured,
     Table,
@@ -42,19 +45,18 @@ from benchmarks.report import (
 )
 
 ZONES, NODES = 3, 4
-LOSSES_A_DAY, RUNNING, POINTS_A_DAY = 62, 6.93, 288
-GAP_S = 300.0
+LOSSES_A_DAY, RUNNING, POINTS_A_DAY, GAP_S = 62, 6.93, 288, 300.0
 POINTS, MINUTES, STEP_S = "0-72", 8.0, 0.5
-QUIET_S = 60.0  # without losses and returns, first
-START_S, MODEL_S, TOLD_S = 120.0, 90.0, 30.0
-PRICE = 0.92  # dollars an hour: about what a spot machine with a V100 cost when the trace was made
+QUIET_S = 60.0  # before the schedule begins
+START_S = 120.0  # for all places to train, and for the weights at the end
+PRICE = 0.92  # dollars an hour: about a V100's as a spot machine when the traces were made
 SYSTEMS = ("holdfast", "ddp10", "torchft-ddp", "torchft-diloco")
-NEEDS_TORCHFT = "torchft"
 FRAGMENTS = 5  # of the streaming preset
+USEFUL = 0.5  # share of a step that must be in the run's model to call the step useful
 
 Counts = list[list[int]]  # running nodes by zone and point
+Diaries = list[tuple[int, list[list[str]]]]  # of processes: the place, and the words of each line
 Found = dict[str, Any]
-Diaries = list[tuple[int, list[list[str]]]]  # of a process: its place, and lines of words
 
 
 # ---------------------------------------------------------------- the schedule
@@ -71,24 +73,26 @@ class Change:
 
 @frozen
 class Schedule:
-    """Which places run first, and what changes, in ``seconds``."""
+    """The places that run first, and what changes in so many seconds."""
 
     first: tuple[int, ...]
     changes: tuple[Change, ...]
     seconds: float
 
+    def of(self, *, comes: bool) -> list[Change]:
+        """Return the returns, or the losses."""
+        return [each for each in self.changes if each.comes == comes]
+
     def running_s(self) -> float:
-        """Return the sum over places of the time that each runs."""
-        there = self.seconds * len(self.first)
-        return there + sum(
-            (self.seconds - each.at_s) * (1 if each.comes else -1) for each in self.changes
-        )
+        """Return the seconds that places run, added up."""
+        ends = (self.seconds - each.at_s if each.comes else each.at_s for each in self.changes)
+        gone = len(self.of(comes=False))
+        return sum(ends) + self.seconds * (len(self.first) - gone)
 
-    def losses(self) -> list[Change]:
-        return [each for each in self.changes if not each.comes]
-
-    def returns(self) -> list[Change]:
-        return [each for each in self.changes if each.comes]
+    def running(self, at_s: float) -> int:
+        """Return how many places run just after a time."""
+        past = [each.comes for each in self.changes if each.at_s <= at_s]
+        return len(self.first) + 2 * sum(past) - len(past)
 
 
 def read_traces(paths: Sequence[Path]) -> tuple[Counts, float]:
@@ -101,22 +105,20 @@ def read_traces(paths: Sequence[Path]) -> tuple[Counts, float]:
     for path in paths:
         try:
             found = json.loads(path.read_text())
-            gaps.add(float(found["metadata"]["gap_seconds"]))
             counts.append([int(each) for each in found["data"]])
+            gaps.add(float(found["metadata"]["gap_seconds"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{path} is no trace of running nodes ({error!r})") from None
-        if not 0 <= min(counts[-1], default=-1) <= max(counts[-1]) <= NODES:
-            raise BenchError(f"{path}: from 0 to {NODES} nodes at each point are possible")
-    if len(gaps) != 1 or len(counts) > ZONES:
-        raise BenchError(f"give up to {ZONES} traces, all with the same gap_seconds")
+        if not set(counts[-1]) <= set(range(NODES + 1)):
+            raise BenchError(f"{path}: each point has from 0 to {NODES} nodes")
+    if len(gaps) != 1 or len(counts) != ZONES:
+        raise BenchError(f"give {ZONES} traces with the same gap_seconds")
     return counts, gaps.pop()
 
 
 def changes_of(counts: Counts) -> tuple[int, int]:
-    """Return how many nodes are lost and how many come back."""
-    steps = [
-        after - before for zone in counts for before, after in zip(zone, zone[1:], strict=False)
-    ]
+    """Return how many nodes are lost, and how many come back."""
+    steps = [after - before for zone in counts for before, after in itertools.pairwise(zone)]
     return -sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
 
 
@@ -125,13 +127,12 @@ def mean_running(counts: Counts) -> float:
 
 
 def made_up() -> Counts:
-    """Return a day whose nodes are lost and come back independently, at the rates of the trace's.
-
-    It is the first of a row of random days that has as many losses and as many running nodes.
+    """Return a day of nodes that are lost and come back independently, at the rates of the trace's:
+    the first of a row of random days with as many losses and as many running nodes.
     """
     up_points = RUNNING * POINTS_A_DAY / LOSSES_A_DAY
     down_points = (ZONES * NODES - RUNNING) * POINTS_A_DAY / LOSSES_A_DAY
-    for seed in range(100_000):
+    for seed in itertools.count():
         chance = random.Random(seed)
         counts = [[0] * (POINTS_A_DAY + 1) for _ in range(ZONES)]
         for zone in counts * NODES:
@@ -139,23 +140,22 @@ def made_up() -> Counts:
             for point in range(POINTS_A_DAY + 1):
                 zone[point] += up
                 up ^= chance.random() < 1 / (up_points if up else down_points)
-        running = [sum(each) for each in zip(*counts, strict=True)]
-        alike = abs(mean_running(counts) - RUNNING) < 0.05 and min(running) >= ZONES
+        alike = abs(mean_running(counts) - RUNNING) < 0.05
         if alike and changes_of(counts)[0] == LOSSES_A_DAY:
             return counts
-    raise BenchError("no day with these rates was found")
+    raise AssertionError
 
 
 def schedule(counts: Counts, first: int, last: int, seconds: float) -> Schedule:
-    """Return what happens from one point to another, in so many seconds.
-
-    Which node of a zone it is, and when between two points, is drawn.
+    """Return what happens between two points, in so many seconds; which node of a zone it is, and
+    when before its point, is drawn.
 
     Raises:
       BenchError: there are no such points.
     """
-    if not 0 <= first < last < min(map(len, counts)):
-        raise BenchError(f"no points {first}-{last}; there are 0 to {min(map(len, counts)) - 1}")
+    newest = min(map(len, counts)) - 1
+    if not 0 <= first < last <= newest:
+        raise BenchError(f"no points {first}-{last}: there are 0 to {newest}")
     chance, changes, initial = random.Random(0), [], []
     for zone, row in enumerate(counts):
         places = range(zone * NODES, (zone + 1) * NODES)
@@ -164,8 +164,8 @@ def schedule(counts: Counts, first: int, last: int, seconds: float) -> Schedule:
         for point in range(first + 1, last + 1):
             at_s = (point - first - chance.random()) * seconds / (last - first)
             comes = row[point] > len(up)
-            others = sorted(set(places) - up if comes else up)
-            for place in chance.sample(others, abs(row[point] - len(up))):
+            possible = sorted(set(places) - up if comes else up)
+            for place in chance.sample(possible, abs(row[point] - len(up))):
                 changes.append(Change(at_s, place, comes))
                 up ^= {place}
     return Schedule(tuple(initial), tuple(sorted(changes)), seconds)
@@ -176,109 +176,82 @@ def schedule(counts: Counts, first: int, last: int, seconds: float) -> Schedule:
 
 @define
 class Life:
-    """What one process did: its steps, each with the share of it that is in the run's model."""
+    """What a process did: its steps, each with the share of it that is in the run's model."""
 
     place: int
-    began_s: float = 0.0
-    steps: list[tuple[float, float]] = Factory(list)  # (end, share)
+    began_s: float
+    steps: list[tuple[float, float]] = Factory(list)  # when it ended, the share
 
     def next_useful_s(self, since_s: float) -> float | None:
-        """Return the end of the first useful step that began then or later."""
-        ends = [end for end, _share in self.steps]
-        at = bisect.bisect_left(ends, since_s)  # the first that ends later: it began earlier
-        at += bool(at < len(ends) and self.began_s < since_s)
-        return next((end for end, share in self.steps[at:] if share >= 0.5), None)
+        """Return when the first useful step has ended that began then or later."""
+        later = [step for step in self.steps if step[0] > since_s]
+        began_before = self.began_s < since_s  # and so did the step that ends next
+        return next((end for end, share in later[began_before:] if share >= USEFUL), None)
 
 
 def lives_of(diaries: Diaries) -> list[Life]:
-    """Return the lives that diaries tell of, each a place and lines of words."""
-    rewinds = sorted((float(t), int(w[0])) for _, d in diaries for t, k, *w in d if k == "r")
+    """Return what processes did; the trainers' module says what a diary's lines are."""
+    rewinds = [
+        (float(t), int(w[0])) for _, lines in diaries for t, kind, *w in lines if kind == "r"
+    ]
     lives = []
-    for place, lines in diaries:
-        life = Life(place, float(lines[0][0]) if lines else 0.0)
+    for place, lines in filter(lambda each: each[1], diaries):
         kinds = {line[1] for line in lines}
-        ends, numbers, round_from, merged = [], [], 0, {}
+        ends: list[float] = []
         shares: list[float] = []
-        for time_s, kind, *words in lines:
+        settled, merged = 0, {}
+        for at, kind, *words in lines:
             if kind == "s":
-                ends.append(float(time_s))
-                numbers.append(int(words[0]))
-                shares.append(0.0)
+                ends.append(float(at))
+                lost = any(ends[-1] < t and step < int(words[0]) for t, step in rewinds)
+                shares.append(float("r" in kinds and not lost))
             elif kind == "c":
-                shares[round_from:] = [float(words[0])] * (len(shares) - round_from)
-                round_from = len(shares)
+                shares[settled:] = [float(words[0])] * (len(shares) - settled)
+                settled = len(shares)
             elif kind == "m" and words[1] == "1":
-                merged[words[0]] = len(shares) - 1  # the step that has just ended is not in it
-        if "r" in kinds:
-            shares = [
-                float(not _undone(*each, rewinds)) for each in zip(ends, numbers, strict=True)
-            ]
-        elif "c" not in kinds:
-            held = sorted(merged.values())
-            shares = [
-                (len(held) - bisect.bisect_right(held, at)) / FRAGMENTS for at in range(len(ends))
-            ]
-        life.steps = list(zip(ends, shares, strict=True))
-        lives.append(life)
+                merged[words[0]] = len(shares) - 1
+        if "m" in kinds:
+            shares = [sum(at < m for m in merged.values()) / FRAGMENTS for at in range(len(ends))]
+        lives.append(Life(place, float(lines[0][0]), list(zip(ends, shares, strict=True))))
     return lives
-
-
-def _undone(end_s: float, number: int, rewinds: Sequence[tuple[float, int]]) -> bool:
-    later = rewinds[bisect.bisect_right(rewinds, (end_s, 2**60)) :]
-    return any(step < number for _at_s, step in later)
 
 
 def figures(
     lives: Sequence[Life], plan: Schedule, began_s: float, quiet_s: float, step_s: float
 ) -> Found:
     """Return useful steps, and the seconds after losses and returns; it began at ``began_s``."""
-
-    def within(from_s: float, to_s: float) -> list[float]:
-        return [share for life in lives for end, share in life.steps if from_s <= end < to_s]
-
-    during = within(began_s, began_s + plan.seconds)
-    quiet = within(began_s - quiet_s, began_s)
-    after_loss, after_return, never = [], [], 0
-    for each in plan.losses():
+    steps = sorted(step for life in lives for step in life.steps)
+    quiet = [share for end, share in steps if began_s - quiet_s <= end < began_s]
+    during = [share for end, share in steps if began_s <= end < began_s + plan.seconds]
+    losses, returns = plan.of(comes=False), plan.of(comes=True)
+    after_loss, after_return = [], []
+    for each in losses:
         at_s = began_s + each.at_s
-        waits = [life.next_useful_s(at_s) for life in lives if life.place != each.place]
-        by_place = [end - at_s for end in waits if end is not None]
-        # A process of before and one of after a restart are one survivor: as many as run then.
-        survivors = sorted(by_place)[: max(1, _running(plan, each))]
-        after_loss += [statistics.median(survivors)] if survivors else []
-    for each in plan.returns():
+        ends = [life.next_useful_s(at_s) for life in lives if life.place != each.place]
+        waits = sorted(end - at_s for end in ends if end is not None)
+        # Processes that are started later are no survivors: there are as many as run now.
+        after_loss += [statistics.median(waits[: plan.running(each.at_s)])] if waits else []
+    for each in returns:
         at_s = began_s + each.at_s
-        own = [life.next_useful_s(at_s) for life in lives if life.place == each.place]
-        until_s = next(
-            (c.at_s for c in plan.losses() if c.place == each.place and c.at_s > each.at_s),
-            plan.seconds,
-        )
-        ends = [end - at_s for end in own if end is not None and end < began_s + until_s]
-        never += not ends
-        after_return += [min(ends)] if ends else []
+        gone = (x.at_s for x in losses if x.place == each.place and x.at_s > each.at_s)
+        until_s = began_s + next(gone, plan.seconds)
+        ends = [life.next_useful_s(at_s) for life in lives if life.place == each.place]
+        after_return += [end - at_s for end in ends if end is not None and end < until_s][:1]
     return {
         "possible": plan.running_s() / step_s,
         "done": len(during),
         "useful": sum(during),
         "quiet_share": sum(quiet) * step_s / (len(plan.first) * quiet_s),
-        "losses": len(plan.losses()),
-        "returns": len(plan.returns()),
         "after_loss_s": after_loss,
         "after_return_s": after_return,
-        "returns_without_step": never,
+        "losses": len(losses),
+        "returns": len(returns),
     }
 
 
-def _running(plan: Schedule, at: Change) -> int:
-    """Return how many places run just after a change."""
-    before = [each for each in plan.changes if each.at_s <= at.at_s]
-    return len(plan.first) + sum(1 if each.comes else -1 for each in before)
-
-
 def at_own_pace(found: Found, faster: float) -> float:
-    """Return the useful share at the trace's pace, ``faster`` times slower than what was played.
-
-    Arithmetic: what a loss and a return cost stays, and they come so much more rarely.
+    """Return the useful share if losses and returns came ``faster`` times as rarely: arithmetic, in
+    which each of them costs what it cost.
     """
     share = float(found["useful"] / found["possible"])
     return float(found["quiet_share"] - (found["quiet_share"] - share) / faster)
@@ -287,53 +260,47 @@ def at_own_pace(found: Found, faster: float) -> float:
 def table(all_found: dict[str, Found], plan: Schedule, faster: float, command: str) -> Table:
     rows = []
     for name, found in all_found.items():
-        share, own = found["useful"] / found["possible"], at_own_pace(found, faster)
+        useful, own = max(1.0, found["useful"]), at_own_pace(found, faster)
+        started = f"{len(found['after_return_s'])} of {found['returns']}"
         rows.append(
             [
                 name,
                 f"{found['quiet_share']:.1%}",
-                f"{share:.1%}",
-                f"{found['done'] - found['useful']:.0f} of {found['done']}",
+                f"{found['useful'] / found['possible']:.1%}",
+                f"{1 - found['useful'] / max(1, found['done']):.1%}",
                 _spread(found["after_loss_s"]),
-                _spread(found["after_return_s"])
-                + (
-                    f" (none: {found['returns_without_step']})"
-                    * (found["returns_without_step"] > 0)
-                ),
+                f"{_spread(found['after_return_s'])}, {started}",
                 f"{found['loss']:.3f}",
-                f"{found['processor_s'] / max(1.0, found['useful']):.3f}",
-                f"{found['sent_bytes'] / max(1.0, found['useful']) / 1e3:,.0f}",
-                f"{own:.1%}",
+                f"{found['processor_s'] / useful:.3f}",
+                f"{found['sent_bytes'] / useful / 1e3:,.0f}",
                 f"{found['dollars_a_million']:.2f}",
+                f"{own:.1%}",
             ]
         )
+    changes = f"{len(plan.of(comes=False))} losses and {len(plan.of(comes=True))} returns"
     return Table(
-        f"{len(plan.losses())} losses and {len(plan.returns())} returns of"
-        f" {ZONES * NODES} places in {plan.seconds / 60:.0f} minutes,"
-        f" {plan.running_s() / plan.seconds:.1f} running on average",
+        f"{changes} of {ZONES * NODES} places in {plan.seconds / 60:g} minutes, {faster:.0f} times"
+        f" as fast as they came; {plan.running_s() / plan.seconds:.1f} places run on average",
         [command],
         [
-            *("system", "undisturbed", "useful steps", "lost", "s from a loss", "s from a return"),
-            *(
-                "loss",
-                "processor s a step",
-                "kB a step",
-                "at the trace's pace",
-                "$ a million tokens",
-            ),
+            *("system", "useful, undisturbed", "useful", "lost", "s from a loss"),
+            *("s from a return", "loss", "processor s a step", "kB a step", "$ a million tokens"),
+            "useful, at the trace's pace",
         ],
         rows,
         [
-            "Shares are of the steps that all running places could have ended. *Lost*: steps that"
-            " ended and are not in the run's model. Seconds: median (largest), until the survivors'"
-            " or the newcomer's first useful step has ended; a step alone takes half a second."
-            f" *At the trace's pace* is arithmetic: losses and returns {faster:.0f} times as rare.",
+            "*Useful*: steps that are in the run's model at the end, of those that all running"
+            " places could have ended; *undisturbed*: before the first loss. *Lost*: steps that"
+            " ended and are not in it, of those that ended. *s from a loss, from a return*: until"
+            " half of the survivors, or the newcomer, have ended a useful step that began after it:"
+            " median (largest), and how many newcomers did. *Loss*: validation, at the end."
+            " *At the trace's pace* is arithmetic: each loss and return costs what it cost here.",
         ],
     )
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.1f} ({max(values):.1f})" if values else "-"
+    return f"{statistics.median(values):.1f} ({max(values):.1f})" if values else "none"
 
 
 # ---------------------------------------------------------------- playing it
@@ -341,43 +308,36 @@ def _spread(values: Sequence[float]) -> str:
 
 def measured(name: str, plan: Schedule, options: argparse.Namespace) -> Found:
     """Play the schedule with a system, and return its figures."""
-    import torch
-
-    from benchmarks.spot_places import Machines, System, Zones
-    from benchmarks.spot_trainers import CHECKPOINT, CORPUS, MODEL, TOKENS
-    from examples.train import GPT, validate
+    from benchmarks.spot_places import Machines, System, Zones  # which import torch
+    from benchmarks.spot_trainers import DIARIES, MODEL, TOKENS
 
     with tempfile.TemporaryDirectory(prefix="holdfast-spot-") as directory:
         folder = options.keep / name if options.keep else Path(directory)
-        (folder / "steps").mkdir(parents=True)
+        (folder / DIARIES).mkdir(parents=True)
         used_s, load = Machines.processor_s(), os.getloadavg()[0]
         with Zones() as zones, Machines(zones, folder) as machines:
             system = System(name, machines, options.step_s)
             for place in plan.first:
                 system.start(place)
-            _await(lambda: len({p for p, d in diaries(folder) if _stepped(d)}) == len(plan.first))
-            began_s = time.monotonic() + options.quiet_s
+            _await(lambda: _training(folder / DIARIES) == set(plan.first))
             say(f"{name}: {len(plan.first)} places train")
+            began_s = time.monotonic() + options.quiet_s
             _wait(machines, began_s)
             sent, between, _late_ms = zones.carried()
             busy_s = _busy_s()
             for change in plan.changes:
                 _wait(machines, began_s + change.at_s)
-                say(f"{name}: {'+' if change.comes else '-'} {change.place}, {_told(folder)}")
                 (system.start if change.comes else machines.lose)(change.place)
+                word = "comes" if change.comes else "is lost"
+                say(f"{name}: {change.at_s:.0f} of {plan.seconds:.0f} s, {change.place} {word}")
             _wait(machines, began_s + plan.seconds)
             now_sent, now_between, late_ms = zones.carried()
             busy_s = _busy_s() - busy_s
             system.end()
-            path = folder / MODEL
-            with contextlib.suppress(BenchError):
-                _await(path.exists)
-        model = GPT()
-        kept = path if path.exists() else folder / CHECKPOINT
-        model.load_state_dict(torch.load(kept)["model"])
+            with contextlib.suppress(BenchError):  # then its last checkpoint has to do
+                _await((folder / MODEL).exists)
         found: Found = {
-            "loss": validate(model, CORPUS[1], 64, 16),
-            "tokens_a_step": TOKENS,
+            "loss": _loss(folder),
             "processor_s": Machines.processor_s() - used_s,
             "sent_bytes": now_sent - sent,
             "sent_between_zones_bytes": now_between - between,
@@ -387,24 +347,34 @@ def measured(name: str, plan: Schedule, options: argparse.Namespace) -> Found:
             "began_s": began_s,
             "plan": asdict(plan),
         }
-        found |= figures(lives_of(diaries(folder)), plan, began_s, options.quiet_s, options.step_s)
-    hours = plan.running_s() / 3600
-    found["dollars_a_million"] = 1e6 * options.price * hours / max(1.0, found["useful"] * TOKENS)
+        lives = lives_of(read_diaries(folder / DIARIES))
+    found |= figures(lives, plan, began_s, options.quiet_s, options.step_s)
+    dollars = options.price * plan.running_s() / 3600
+    found["dollars_a_million"] = 1e6 * dollars / max(1.0, found["useful"] * TOKENS)
     say(f"{name}: {found['useful']:.0f} of {found['possible']:.0f} steps, loss {found['loss']:.3f}")
     return found
 
 
-def _busy_s() -> float:
-    """Return the seconds for which cores of this machine were busy, with anything."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait)
+def _loss(folder: Path) -> float:
+    """Return the validation loss of the weights at the end."""
+    import torch
+
+    from benchmarks.spot_trainers import CHECKPOINT, CORPUS, MODEL
+    from examples.train import GPT, validate
+
+    for name in (MODEL, CHECKPOINT):
+        if (folder / name).exists():
+            model = GPT()
+            model.load_state_dict(torch.load(folder / name)["model"])
+            return validate(model, CORPUS[1], 64, 16)
+    raise BenchError("nobody wrote the weights; --keep DIR keeps the logs of all places")
 
 
 def _await(condition: Callable[[], bool]) -> None:
     until_s = time.monotonic() + START_S
     while not condition():
         if time.monotonic() > until_s:
-            raise BenchError("the places do not train; --keep DIR keeps their logs")
+            raise BenchError("the places do not train; --keep DIR keeps the logs of all places")
         time.sleep(0.2)
 
 
@@ -414,64 +384,81 @@ def _wait(machines: Any, until_s: float) -> None:
         time.sleep(min(0.1, left_s))
 
 
-def diaries(folder: Path) -> Diaries:
-    """Return the places and lines of all processes so far."""
-    paths = sorted((folder / "steps").iterdir(), key=lambda path: path.stat().st_ctime)
-    texts = [(int(path.name.split("-")[0]), path.read_text()) for path in paths]
-    return [(place, [line.split() for line in text.splitlines()]) for place, text in texts]
+def _busy_s() -> float:
+    """Return the seconds for which this machine's cores were busy, with anything."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait)
 
 
-def _stepped(lines: Sequence[Sequence[str]]) -> bool:
-    return any(line[1] == "s" for line in lines)
+def read_diaries(folder: Path) -> Diaries:
+    """Return the diaries of all processes so far, the oldest first."""
+    paths = sorted(folder.iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    return [
+        (int(path.name.split("-")[0]), [line.split() for line in path.read_text().splitlines()])
+        for path in paths
+    ]
 
 
-def _told(folder: Path) -> str:
-    steps = sum(line[1] == "s" for _place, lines in diaries(folder) for line in lines)
-    return f"{steps} steps so far"
+def _training(folder: Path) -> set[int]:
+    return {place for place, lines in read_diaries(folder) if any(line[1] == "s" for line in lines)}
 
 
-def spot(options: argparse.Namespace | None = None) -> Measured:
-    """The section of RESULTS.md, or what the command asks for."""
-    options = options or parser().parse_args([])
-    counts, gap_s = read_traces(options.trace) if options.trace else (made_up(), GAP_S)
-    try:
-        first, last = (int(each) for each in options.points.split("-"))
-    except ValueError:
-        raise BenchError(f"--points {options.points}: give two numbers, such as {POINTS}") from None
-    plan = schedule(counts, first, last, options.minutes * 60)
-    faster = (last - first) * gap_s / plan.seconds
-    names = listed(options.systems)
-    if bad := [name for name in names if name not in SYSTEMS and not name[3:].isdigit()]:
-        raise BenchError(f"no system {', '.join(bad)}; there are {', '.join(SYSTEMS)} and ddpN")
-    if options.torchft:
-        sys.path.append(str(Path(options.torchft).resolve()))
-    elif left := [name for name in names if name.startswith(NEEDS_TORCHFT)]:
-        say(f"left out: {', '.join(left)}, which need --torchft DIR")
-        names = [name for name in names if name not in left]
-    say(f"{len(plan.losses())} losses, {len(plan.returns())} returns, {faster:.0f} times as fast")
-    found: dict[str, Found] = {name: measured(name, plan, options) for name in names}
-    told = " ".join(["python -m benchmarks.spot", *sys.argv[1:]]) if sys.argv[1:] else ""
-    return [table(found, plan, faster, told or "python -m benchmarks.spot")], found
+# ---------------------------------------------------------------- the command
 
 
 def parser() -> argparse.ArgumentParser:
     made = bench_parser("spot", __doc__)
-    made.add_argument("--trace", type=Path, nargs="+", metavar="FILE", help="one for each zone")
+    made.add_argument("--trace", type=Path, nargs=ZONES, metavar="FILE", help="one for each zone")
     made.add_argument("--points", default=POINTS, metavar="A-B", help=f"default: {POINTS}")
-    made.add_argument("--minutes", type=float, default=MINUTES, help="that a system's run takes")
+    made.add_argument("--minutes", type=float, default=MINUTES, help="that the schedule takes")
     made.add_argument("--systems", default=",".join(SYSTEMS), metavar="NAME[,...]")
-    made.add_argument("--torchft", metavar="DIR", help="where torchft and what it needs is")
+    made.add_argument("--torchft", type=Path, metavar="DIR", help="where it is installed")
     made.add_argument("--step-s", type=float, default=STEP_S, help="that a step takes")
     made.add_argument("--quiet-s", type=float, default=QUIET_S, help="before it begins")
     made.add_argument("--price", type=float, default=PRICE, help="dollars an hour of a place")
-    made.add_argument("--keep", type=Path, metavar="DIR", help="for logs of places")
+    made.add_argument("--keep", type=Path, metavar="DIR", help="for the logs of all places")
     return made
 
 
-def main() -> int:
+def played(options: argparse.Namespace, command: str) -> Measured:
+    """Play the schedule that the options ask for with each of their systems."""
+    counts, gap_s = read_traces(options.trace) if options.trace else (made_up(), GAP_S)
+    try:
+        first, last = map(int, options.points.split("-"))
+    except ValueError:
+        raise BenchError(f"--points {options.points}: give two numbers, such as {POINTS}") from None
+    plan = schedule(counts, first, last, options.minutes * 60)
+    names = listed(options.systems)
+    if bad := [name for name in names if name not in SYSTEMS and not name[3:].isdigit()]:
+        raise BenchError(f"no system {', '.join(bad)}; there are {', '.join(SYSTEMS)}, and ddpN")
+    if options.torchft:
+        sys.path.append(str(options.torchft.resolve()))
+    elif left := [name for name in names if name.startswith("torchft")]:
+        say(f"left out: {', '.join(left)}, since --torchft does not say where torchft is")
+        names = [name for name in names if name not in left]
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})  # forks need one thread
+    found = {name: measured(name, plan, options) for name in names}
+    faster = (last - first) * gap_s / plan.seconds
+    return [table(found, plan, faster, command)], {"faster": faster, "systems": found}
+
+
+def spot() -> Measured:
+    """The section of RESULTS.md, measured in a process of its own: a fork needs one thread."""
+    command = ["-m", "benchmarks.spot"]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        words = [sys.executable, *command, "--json", file.name]
+        if subprocess.run(words, stdout=subprocess.DEVNULL, cwd=ROOT, check=False).returncode:
+            raise BenchError("the schedule was not played; what was said of it is above")
+        found = json.load(file)
+    (some, *_) = found["systems"].values()
+    plan = cattrs.structure(some["plan"], Schedule)
+    shown = table(found["systems"], plan, found["faster"], " ".join(["python", *command]))
+    return [shown], found
+
+
+def main() -> int:
     options = parser().parse_args()
-    return tell(spot(options), options)
+    return tell(played(options, " ".join(["python -m benchmarks.spot", *sys.argv[1:]])), options)
 
 
 if __name__ == "__main__":
