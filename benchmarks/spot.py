@@ -318,19 +318,19 @@ def measured(name: str, plan: Schedule, options: argparse.Namespace) -> Found:
         with Zones() as zones, Machines(zones, folder) as machines:
             system = System(name, machines, options.step_s)
             for place in plan.first:
-                system.start(place)
+                system.come(place)
             _await(lambda: _training(folder / DIARIES) == set(plan.first))
             say(f"{name}: {len(plan.first)} places train")
             began_s = time.monotonic() + options.quiet_s
-            _wait(machines, began_s)
+            _wait(system, began_s)
             sent, between, _late_ms = zones.carried()
             busy_s = _busy_s()
             for change in plan.changes:
-                _wait(machines, began_s + change.at_s)
-                (system.start if change.comes else machines.lose)(change.place)
+                _wait(system, began_s + change.at_s)
+                (system.come if change.comes else system.lose)(change.place)
                 word = "comes" if change.comes else "is lost"
                 say(f"{name}: {change.at_s:.0f} of {plan.seconds:.0f} s, {change.place} {word}")
-            _wait(machines, began_s + plan.seconds)
+            _wait(system, began_s + plan.seconds)
             now_sent, now_between, late_ms = zones.carried()
             busy_s = _busy_s() - busy_s
             system.end()
@@ -341,6 +341,7 @@ def measured(name: str, plan: Schedule, options: argparse.Namespace) -> Found:
             "processor_s": Machines.processor_s() - used_s,
             "sent_bytes": now_sent - sent,
             "sent_between_zones_bytes": now_between - between,
+            "restarts": system.restarts,
             "hub_late_ms_max": late_ms,
             "load_before": load,
             "machine_busy_s": busy_s,
@@ -378,9 +379,9 @@ def _await(condition: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def _wait(machines: Any, until_s: float) -> None:
+def _wait(system: Any, until_s: float) -> None:
     while (left_s := until_s - time.monotonic()) > 0:
-        machines.reap()
+        system.watch()
         time.sleep(min(0.1, left_s))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -57,8 +58,11 @@ preset = "streaming"
 [membership]
 min_members = 1
 """
-# Options that a user may give: with torchrun's own values a restart takes half a minute more.
-RENDEZVOUS = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# Options that a user may give: with torchrun's own values a restart takes half a minute more, and a
+# minute more if the place that assigns ranks is lost meanwhile.
+RENDEZVOUS = (
+    "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=10"
+)
 
 
 class Zones(WanLab):
@@ -147,16 +151,16 @@ class Machines:
     def _namespace(self, place: int) -> Path:
         return NAMESPACES / self.zones.names[FIRST + place]
 
-    def start(self, place: int, name: str, arguments: Sequence[str], **variables: str) -> None:
-        """Start ``python ARGUMENTS`` on a place, as a fork of this process.
+    def start(self, place: int, name: str, arguments: Sequence[str], **variables: str) -> int:
+        """Start ``python ARGUMENTS`` on a place, as a fork of this process; return its id.
 
         Args:
           name: of its log and of the folder that it runs in.
           variables: of its environment, beside this process's.
         """
-        (self.folder / name).mkdir()
-        if os.fork():
-            return
+        (self.folder / name).mkdir(exist_ok=True)
+        if pid := os.fork():
+            return pid
         code: object = 1
         try:
             self._enter(place, self.folder / f"{name}.log")
@@ -212,11 +216,13 @@ class Machines:
                     found.append(int(pid))
         return found
 
-    def reap(self) -> None:
-        """Take note of ended processes, also orphans: their processor time is counted then."""
+    def reap(self) -> list[int]:
+        """Return which processes have ended, also orphans: their processor time counts then."""
+        ended = []
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                ended.append(pid)
+        return ended
 
     @staticmethod
     def processor_s() -> float:
@@ -235,7 +241,9 @@ class System:
 
     def __init__(self, name: str, machines: Machines, step_s: float) -> None:
         self.kind, every = (name[:3], name[3:]) if name.startswith("ddp") else (name, "20")
-        self._machines, self._invite, self._lives = machines, "", 0
+        self._machines, self._invite, self._names = machines, "", itertools.count(1)
+        self._running: dict[int, tuple[str, int]] = {}  # by place, its name and its process
+        self.restarts = 0
         self._options = [f"--folder={machines.folder}", f"--every={every}", f"--step-s={step_s}"]
         self._host = machines.address(STANDING)
         if self.kind == "holdfast":
@@ -246,9 +254,9 @@ class System:
             machines.start(STANDING, server, script)
             time.sleep(1.0)
 
-    def _holdfast(self, place: int, name: str, *words: str) -> None:
+    def _holdfast(self, place: int, name: str, *words: str) -> int:
         state = ["--state", str(self._machines.folder / name), "--http", "127.0.0.1:0"]
-        self._machines.start(place, name, ["-m", "holdfast", words[0], *state, *words[1:]])
+        return self._machines.start(place, name, ["-m", "holdfast", words[0], *state, *words[1:]])
 
     def _start_master(self) -> None:
         toml = self._machines.folder / "run.toml"
@@ -270,26 +278,41 @@ class System:
         with self._machines.zones.inside(FIRST + STANDING):
             return call(address, what, body, timeout_s=END_S)
 
-    def start(self, place: int) -> None:
+    def come(self, place: int) -> None:
         """Start the system on an empty machine."""
-        self._lives += 1
-        name, address = f"{self.kind}-{place}-{self._lives}", self._machines.address(place)
+        self._start(place, f"{self.kind}-{place}-{next(self._names)}")
+
+    def lose(self, place: int) -> None:
+        del self._running[place]
+        self._machines.lose(place)
+
+    def watch(self) -> None:
+        """Start again what has ended by itself, as systemd or a cluster's agent would."""
+        ended = self._machines.reap()
+        for place, (name, pid) in list(self._running.items()):
+            if pid in ended:
+                self.restarts += 1
+                self._start(place, name)
+
+    def _start(self, place: int, name: str) -> None:
+        address = self._machines.address(place)
         own = [f"--place={place}", f"--address={address}"]
         script = [spot_trainers.__file__, self.kind, *self._options, *own]
         if self.kind == "holdfast":
             where = ["--name", name, "--listen", f"{address}:{MASTER_PORT + 1}"]
             train = ["--", sys.executable, *script]
-            self._holdfast(place, name, "join", *where, self._invite, *train)
+            pid = self._holdfast(place, name, "join", *where, self._invite, *train)
         elif self.kind == "ddp":
             words = ["--nnodes", f"1:{PLACES}", "--nproc-per-node", "1", "--max-restarts", "10000"]
             meet = f"{self._host}:{spot_trainers.STORE_PORT}"
             words += ["--rdzv-backend", "c10d", "--rdzv-id", "spot", "--rdzv-endpoint", meet]
             words += ["--rdzv-conf", RENDEZVOUS, "--local-addr", address]
             words += ["--monitor-interval", "0.1", "--no-python", sys.executable, *script]
-            self._machines.start(place, name, [torchrun.__file__, *words])
+            pid = self._machines.start(place, name, [torchrun.__file__, *words])
         else:
             lighthouse = f"http://{self._host}:{spot_trainers.LIGHTHOUSE_PORT}"
-            self._machines.start(place, name, script, TORCHFT_LIGHTHOUSE=lighthouse)
+            pid = self._machines.start(place, name, script, TORCHFT_LIGHTHOUSE=lighthouse)
+        self._running[place] = name, pid
 
     def end(self) -> None:
         """Have the weights written, with holdfast at the end of a round."""
