@@ -60,6 +60,8 @@ min_members = 1
 """
 # Options that a user may give: with torchrun's own values a restart takes half a minute more, and a
 # minute more if the place that assigns ranks is lost meanwhile.
+# With torch 2.13's shared store a place that comes later waits for an address that nobody gives.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RENDEZVOUS = (
     "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=10"
 )
@@ -243,6 +245,7 @@ class System:
         self.kind, every = (name[:3], name[3:]) if name.startswith("ddp") else (name, "20")
         self._machines, self._invite, self._names = machines, "", itertools.count(1)
         self._running: dict[int, tuple[str, int]] = {}  # by place, its name and its process
+        self._job = 0  # torchrun's, and how often it was started again
         self.restarts = 0
         self._options = [f"--folder={machines.folder}", f"--every={every}", f"--step-s={step_s}"]
         self._host = machines.address(STANDING)
@@ -287,12 +290,19 @@ class System:
         self._machines.lose(place)
 
     def watch(self) -> None:
-        """Start again what has ended by itself, as systemd or a cluster's agent would."""
+        """Start again what has ended by itself, as systemd would; with torchrun the whole job, since
+        an agent that fails closes the rendezvous for all.
+        """
         ended = self._machines.reap()
-        for place, (name, pid) in list(self._running.items()):
-            if pid in ended:
-                self.restarts += 1
-                self._start(place, name)
+        failed = [place for place, (_name, pid) in self._running.items() if pid in ended]
+        if failed and self.kind == "ddp":
+            failed = list(self._running)
+            for place in failed:
+                self._machines.lose(place)
+            self._job += 1
+        self.restarts += bool(failed)
+        for place in failed:
+            self._start(place, self._running[place][0])
 
     def _start(self, place: int, name: str) -> None:
         address = self._machines.address(place)
@@ -305,10 +315,11 @@ class System:
         elif self.kind == "ddp":
             words = ["--nnodes", f"1:{PLACES}", "--nproc-per-node", "1", "--max-restarts", "10000"]
             meet = f"{self._host}:{spot_trainers.STORE_PORT}"
-            words += ["--rdzv-backend", "c10d", "--rdzv-id", "spot", "--rdzv-endpoint", meet]
+            words += ["--rdzv-backend", "c10d", "--rdzv-id", f"spot{self._job}"]
+            words += ["--rdzv-endpoint", meet]
             words += ["--rdzv-conf", RENDEZVOUS, "--local-addr", address]
             words += ["--monitor-interval", "0.1", "--no-python", sys.executable, *script]
-            pid = self._machines.start(place, name, [torchrun.__file__, *words])
+            pid = self._machines.start(place, name, [torchrun.__file__, *words], **OWN_STORE)
         else:
             lighthouse = f"http://{self._host}:{spot_trainers.LIGHTHOUSE_PORT}"
             pid = self._machines.start(place, name, script, TORCHFT_LIGHTHOUSE=lighthouse)
