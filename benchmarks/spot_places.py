@@ -290,8 +290,8 @@ class System:
         self._machines.lose(place)
 
     def watch(self) -> None:
-        """Start again what has ended by itself, as systemd would; with torchrun the whole job, since
-        an agent that fails closes the rendezvous for all.
+        """Start again what has ended by itself, as systemd would; with torchrun the whole job: an
+        agent that fails closes the rendezvous for all.
         """
         ended = self._machines.reap()
         failed = [place for place, (_name, pid) in self._running.items() if pid in ended]

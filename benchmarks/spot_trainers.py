@@ -132,7 +132,7 @@ def holdfast_loop(training: Training, _options: argparse.Namespace) -> None:
 
 def ddp_loop(training: Training, options: argparse.Namespace) -> None:
     """DDP that goes on from the last checkpoint, under elastic torchrun."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
     step, path = 0, training.folder / CHECKPOINT
     if path.exists():
         kept = torch.load(path)
