@@ -169,7 +169,7 @@ def torchft_manager(options: argparse.Namespace, **how: Any) -> Any:
     host, store = options.address, vars(dist)["TCPStore"]
     own = store(host, 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=20)),
         min_replica_size=1,
         timeout=timedelta(seconds=30),
         replica_id=f"spot_{options.place}",
@@ -216,7 +216,8 @@ def torchft_diloco_loop(training: Training, options: argparse.Namespace) -> None
     manager = torchft_manager(options, use_async_quorum=False, **state)
     outer = torch.optim.SGD(training.model.parameters(), lr=0.7, momentum=0.7, nesterov=True)
     parts = [training.model], training.optimizer, outer
-    with local_sgd.DiLoCo(manager, *parts, sync_every=options.every) as diloco:
+    how = {"sync_every": options.every, "use_bucketization": True}
+    with local_sgd.DiLoCo(manager, *parts, **how) as diloco:
         step = 0
         while not training.stopped():
             rounds = manager.current_step()
