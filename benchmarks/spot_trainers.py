@@ -16,6 +16,7 @@ import argparse
 import importlib
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,16 @@ class Training:
         line = " ".join(map(str, (f"{time.monotonic():.4f}", *words)))
         os.write(self._diary, f"{line}\n".encode())
 
-    def backward(self, model: nn.Module, step: int) -> float:
+    def backward(
+        self, model: nn.Module, step: int, average: Callable[[], None] = lambda: None
+    ) -> float:
         """Compute the gradients of the next windows, at the rate of this step; return the loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS)
         starts = self._chance.integers(len(CORPUS[0]) - CONTEXT, size=BATCH)
         loss: torch.Tensor = model(*windows(CORPUS[0], starts))
         loss.backward()  # type: ignore[no-untyped-call]
+        average()
         nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
         return loss.item()
 
@@ -185,16 +189,28 @@ def torchft_manager(options: argparse.Namespace, **how: Any) -> Any:
 
 
 def torchft_ddp_loop(training: Training, options: argparse.Namespace) -> None:
-    """As torchft's train_ddp.py."""
+    """As torchft's train_ddp.py, but that its gradients are averaged here: with gloo the wrapper
+    of torchft 0.2.0 (``ddp.py``, ``assert fut._fut``) ends the process when another one dies.
+    """
     torchft = importlib.import_module("torchft")
+    parameters = list(training.model.parameters())
+
+    def average() -> None:
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        mean = torch.cat([each.flatten() for each in gradients])
+        manager.allreduce(mean).wait()
+        for gradient, part in zip(
+            gradients, torch.split(mean, [each.numel() for each in gradients]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+
     state = {"load_state_dict": training.load, "state_dict": training.state}
     manager = torchft_manager(options, **state)
-    model = torchft.DistributedDataParallel(manager, training.model)
     optimizer = torchft.Optimizer(manager, training.optimizer)
     while not training.stopped():
         before = manager.current_step()
         optimizer.zero_grad()
-        training.backward(model, before)
+        training.backward(training.model, before, average)
         took_part = manager.is_participating()
         optimizer.step()
         training.pace()
