@@ -45,6 +45,14 @@ DATA_PARALLEL_EVERY = 20  # steps of its rounds, which change nothing
 DEFAULT = ["diloco2", "diloco4", "diloco4@sync_every=10", "streaming2", "sparse2"]
 # What was found since, and the same with AdamW for Muon or the other way round.
 FOUND = ["muon4", "muon8", "muon-streaming2", "diloco4@inner=Muon"]
+# Inner rates that suit data parallel, and the papers' rounds of 30 steps.
+TUNED = [
+    *("dp4@rate=2e-3", "dp4@rate=8e-3", "diloco4@rate=2e-3", "diloco4@rate=4e-3"),
+    *("diloco4@rate=4e-3,sync_every=10", "muon4@rate=2e-3", "muon4@rate=4e-3"),
+    "diloco4@sync_every=30,outer_lr=0.6,outer_momentum=0.9,rate=4e-3",
+    "muon4@sync_every=30,outer_lr=0.7,outer_momentum=0.6,rate=4e-3",
+]
+LONG, LONG_STEPS = ["diloco4@rate=4e-3"], 2_500
 INNER = ("AdamW", "Muon")  # optimizers that the script has
 RATE = "1e-3"  # its own
 # Of presets that were measured with another one than the first; the script has no SGD.
@@ -193,6 +201,18 @@ def table(found: dict[str, list[Found]], command: str) -> Table:
 
 def learning() -> Measured:
     return _section(DEFAULT, reuse=False)
+
+
+def tuned() -> Measured:
+    """Measure inner rates, with one seed; what any commit found of them is kept."""
+    short = measure_all(TUNED, 1, STEPS, BATCH, KEPT, reuse=True)
+    long = measure_all(LONG, 1, LONG_STEPS, BATCH, KEPT, reuse=True)
+    one_seed = f"{COMMAND} --seeds 1 --arms"
+    tables = [
+        table(short, f"{one_seed} {','.join(TUNED)}"),
+        table(long, f"{one_seed} {','.join(LONG)} --steps {LONG_STEPS}"),
+    ]
+    return tables, {"short": short, "long": long}
 
 
 def found() -> Measured:

@@ -70,6 +70,7 @@ SECTIONS = (
     Section("step-bytes", "what a peer sends in a step", step_bytes.step_bytes, _lab),
     Section("learning", "what is learned, arm by arm", learning.learning),
     Section("found", "what the field found since", learning.found),
+    Section("tuned", "inner rates that suit data parallel", learning.tuned),
     Section("poison", "members that do not do what they say", poison.poison),
     Section("chaos", "faults at random instants", chaos.chaos),
     Section(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import learning
-from benchmarks.learning import DEFAULT, FOUND, Arm, against, names_of
+from benchmarks.learning import DEFAULT, FOUND, TUNED, Arm, against, names_of
 from benchmarks.report import run_main
 from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
@@ -36,9 +36,9 @@ def test_a_tiny_arm_is_measured_with_its_baseline_once(
 
 
 def test_arms_are_presets_with_their_optimizer() -> None:
-    for name in (*DEFAULT, *FOUND):
+    for name in (*DEFAULT, *FOUND, *TUNED):
         arm = Arm.of(name)
-        assert arm.trial(500).peers == arm.peers
+        assert arm.spec is None or arm.trial(500).peers == arm.peers
         assert Arm.of(arm.baseline).inner == arm.inner
         assert Arm.of(arm.baseline).trial(500).peers == 1
     for preset in PRESETS:
@@ -56,6 +56,7 @@ def test_a_name_changes_settings_and_the_baseline_follows() -> None:
     assert arm.spec.reduce.codec_up == "nf4"
     assert arm.trial(500).spec.run.rounds == 50
     assert arm.baseline == "dp4@inner=Muon"
+    assert Arm.of("muon2@rate=4e-3").baseline == "dp2@inner=Muon,rate=4e-3"
     assert names_of("a,b@x=1,y=2,c") == ["a", "b@x=1,y=2", "c"]
 
 
