@@ -47,8 +47,7 @@ DEFAULT = ["diloco2", "diloco4", "diloco4@sync_every=10", "streaming2", "sparse2
 FOUND = ["muon4", "muon8", "muon-streaming2", "diloco4@inner=Muon"]
 # Inner rates that suit data parallel, and the papers' rounds of 30 steps.
 TUNED = [
-    *("dp4@rate=2e-3", "dp4@rate=8e-3", "diloco4@rate=2e-3", "diloco4@rate=4e-3"),
-    *("diloco4@rate=4e-3,sync_every=10", "muon4@rate=2e-3", "muon4@rate=4e-3"),
+    *("dp4@rate=2e-3", "dp4@rate=8e-3", "diloco4@rate=4e-3", "muon4@rate=4e-3"),
     "diloco4@sync_every=30,outer_lr=0.6,outer_momentum=0.9,rate=4e-3",
     "muon4@sync_every=30,outer_lr=0.7,outer_momentum=0.6,rate=4e-3",
 ]
@@ -181,7 +180,7 @@ def table(found: dict[str, list[Found]], command: str) -> Table:
         )
     commits = sorted({f"`{each['commit']}`" for some in found.values() for each in some})
     return Table(
-        f"Validation loss of the shared parameters, nats per byte, {len(some)} seeds",
+        f"Validation loss of the shared parameters, nats per byte; seeds: {len(some)}",
         [command],
         ["arm", "loss", "over seeds", "against", "of", "thousand tokens", "MB a round"],
         rows,
