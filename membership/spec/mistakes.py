@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 
 from ...protocol.errors import UserError
-from .preset import Document
+from .preset import Document, gone_reason
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
@@ -84,8 +84,11 @@ def check_tables(
             continue
         fields = {field.name: field for field in attrs.fields(kind)}
         known = {key: value for key, value in values.items() if key in fields}
-        unknown = [key for key in values if key not in fields]
-        mistakes += [_unknown("key", key, fields, f"{name}.{key}") for key in unknown]
+        for key in [key for key in values if key not in fields]:
+            place = f"{name}.{key}"
+            reason = gone_reason(place, values[key])
+            gone = Mistake((place,), reason)
+            mistakes.append(gone if reason else _unknown("key", key, fields, place))
         refused = [
             Mistake((f"{name}.{key}",), reason)
             for key, value in known.items()

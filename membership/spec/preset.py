@@ -122,3 +122,18 @@ def format_preset(document: Document) -> str:
         f"{place.partition('.')[2]} = {json.dumps(v)}" for place, v in settings.items()
     )
     return f'preset "{name}" sets {told}' if settings else ""
+
+
+_GONE: Final = {
+    "diloco.merge": "it is gone: delta is the one way, leave it out",
+    "diloco.pattern": "it is gone: fragments are strided; for others name their tensors in groups",
+    "reduce.error_feedback": "it is gone: feedback_decay = 0.0 is none of it, else leave it out",
+}
+
+
+def gone_reason(place: str, value: object) -> str:
+    """Return what stands for a key (``table.key``) that is gone; empty for any other."""
+    if place == "diloco.algorithm":
+        name = value if isinstance(value, str) and value in PRESETS else "NAME"
+        return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
+    return _GONE.get(place, "")
