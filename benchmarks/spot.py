@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -43,15 +44,24 @@ from benchmarks.report import (
     say,
     tell,
 )
+from holdfast.membership.spec.spec import RunSpec
 
-ZONES, NODES = 3, 4
+ZONES, NODES = 3, 4  # and of places in each zone
 LOSSES_A_DAY, RUNNING, POINTS_A_DAY, GAP_S = 62, 6.93, 288, 300.0
 POINTS, MINUTES, STEP_S = "0-72", 8.0, 0.5
 QUIET_S = 60.0  # before the schedule begins
 START_S = 120.0  # for all places to train, and for the weights at the end
 PRICE = 0.92  # dollars an hour: about a V100's as a spot machine when the traces were made
 SYSTEMS = ("holdfast", "ddp10", "torchft-ddp", "torchft-diloco")
-FRAGMENTS = 5  # of the streaming preset
+RUN_TOML = """\
+[run]
+name = "spot"
+rounds = 0
+preset = "streaming"
+[membership]
+min_members = 1
+"""
+FRAGMENTS = RunSpec.parse(RUN_TOML).diloco.fragments
 USEFUL = 0.5  # share of a step that must be in the run's model to call the step useful
 
 Counts = list[list[int]]  # running nodes by zone and point
@@ -430,7 +440,9 @@ def played(options: argparse.Namespace, command: str) -> Measured:
         raise BenchError(f"--points {options.points}: give two numbers, such as {POINTS}") from None
     plan = schedule(counts, first, last, options.minutes * 60)
     names = listed(options.systems)
-    if bad := [name for name in names if name not in SYSTEMS and not name[3:].isdigit()]:
+    if bad := [
+        name for name in names if name not in SYSTEMS and not re.fullmatch(r"ddp[1-9]\d*", name)
+    ]:
         raise BenchError(f"no system {', '.join(bad)}; there are {', '.join(SYSTEMS)}, and ddpN")
     if options.torchft:
         sys.path.append(str(options.torchft.resolve()))

@@ -33,12 +33,12 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from benchmarks import spot_trainers
 from benchmarks.namespaces import LIBC, NAMESPACES, ip, missing_tool
 from benchmarks.report import BenchError
+from benchmarks.spot import NODES, RUN_TOML, ZONES
 from benchmarks.wan_lab import DEVICE, Host, WanLab
 from holdfast.daemon.cli.daemon_client import call
 from holdfast.daemon.process.paths import CONTROL_FILE, read_control
 from tests import fork_server
 
-ZONES, NODES = 3, 4  # and of places in each zone
 PLACES = ZONES * NODES
 STANDING = PLACES  # the host that is never lost
 FIRST = ZONES + 1  # of the lab's hosts that is a place, behind the routers
@@ -50,14 +50,6 @@ BIND, PRIVATE = 0x1000, 0x40000 | 0x4000  # of mounts; private ones with all bel
 END_S = 10.0
 MASTER_PORT = 29_700
 MASTER = "master"
-RUN_TOML = """\
-[run]
-name = "spot"
-rounds = 0
-preset = "streaming"
-[membership]
-min_members = 1
-"""
 # Options that a user may give: with torchrun's own values a restart takes half a minute more, and a
 # minute more if the place that assigns ranks is lost meanwhile.
 # With torch 2.13's shared store a place that comes later waits for an address that nobody gives.

@@ -13,8 +13,15 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from ....protocol.messages import FailureKind, HostEnded, HostHello, HostStart, HostStop, Message
-from ....protocol.messages.limits import WORD_CHARS_MAX
+from ....protocol.messages import (
+    WORD_CHARS_MAX,
+    FailureKind,
+    HostEnded,
+    HostHello,
+    HostStart,
+    HostStop,
+    Message,
+)
 from ....protocol.text import plain
 from ....protocol.wakeups import Pulse
 
