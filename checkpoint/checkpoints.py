@@ -251,7 +251,6 @@ class Checkpoint:
     name: str
     manifest: Manifest
     header: Header
-    size_bytes: int
 
     def parts(self, number: int) -> tuple[FragmentArrays, bytes]:
         """Read a fragment, check its root and return it with its blocks' digests.
@@ -340,10 +339,9 @@ def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
       CheckpointError: it is damaged, or has another format.
       StoreError: it cannot be read.
     """
-    size_bytes = place.size_bytes(name)
     try:
         with place.reading(name) as file:
-            header = read_header(file, size_bytes)
+            header = read_header(file, place.size_bytes(name))
         text = header.metadata[MANIFEST_KEY]
         if header.metadata[DIGEST_KEY] != _digest(text):
             raise TensorFileError("its manifest does not have its digest")
@@ -356,7 +354,7 @@ def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
         manifest = wire.from_plain(Manifest, plain)
     except _DECODE_ERRORS as error:
         raise CheckpointError(f"{name} in {place} is damaged: {error}") from error
-    return Checkpoint(place, name, manifest, header, size_bytes)
+    return Checkpoint(place, name, manifest, header)
 
 
 # ---------------------------------------------------------------- pruning and finding

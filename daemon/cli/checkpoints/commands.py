@@ -37,21 +37,22 @@ def checkpoint() -> None:
 
 
 @checkpoint.command("list")
+@click.argument("name", required=False)
 @place_options
 @json_option
-def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
-    """List checkpoints, the newest first.
+def list_them(name: str | None, where: str | None, state: Path | None, as_json: bool) -> None:
+    """List checkpoints, the newest first, or the one whose name has NAME in it.
 
     \b
     Examples:
       holdfast checkpoint list
-      holdfast checkpoint list --checkpoints s3://bucket/run --json
+      holdfast checkpoint list 000000400 --checkpoints s3://bucket/run --json
     """
     from . import files  # imports numpy: slow
 
     with files.as_user_errors():
         place = files.find_place(where, state)
-        rows = files.rows_of(files.named(place, None), partial(files.row_of, place))
+        rows = files.rows_of(files.named(place, name), partial(files.row_of, place))
     if as_json:
         click.echo(json.dumps({"place": str(place), "checkpoints": rows}, indent=2))
         return
@@ -63,36 +64,8 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
             age_s = max(0.0, time.time() - row["written_s"])
             tell(
                 f"{row['name']}  step {row['step']}, {row['rounds']} rounds, "
-                f"{row['bytes'] / 1e6:.1f} MB, {format_duration(age_s)} ago"
+                f"{row['values']} values, {row['bytes'] / 1e6:.1f} MB, {format_duration(age_s)} ago"
             )
-
-
-@checkpoint.command()
-@click.argument("name", required=False)
-@place_options
-@json_option
-def show(name: str | None, where: str | None, state: Path | None, as_json: bool) -> None:
-    """Show a checkpoint's contents; NAME may be any part of its name. Default: the newest.
-
-    \b
-    Examples:
-      holdfast checkpoint show
-      holdfast checkpoint show 000000400 --json
-    """
-    from . import files  # imports numpy: slow
-
-    with files.as_user_errors():
-        found = files.choose(files.find_place(where, state), name)
-    facts = files.facts_of(found)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
-    for key in ("name", "place", "run_id", "lineage", "step", "rounds", "term", "bytes"):
-        tell(f"{key:<12}{facts[key]}")
-    tell(f"{'written':<12}{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(facts['written_s']))}")
-    tell(f"{'model':<12}{facts['tensors']} tensors, {facts['values']} values")
-    for head in facts["heads"]:
-        tell(f"fragment {head['fragment']:<3}version {head['version']}, root {head['root'][:32]}")
 
 
 @checkpoint.command()

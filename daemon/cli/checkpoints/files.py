@@ -118,14 +118,27 @@ def rows_of(
 
 
 def row_of(place: CheckpointStore, name: str) -> dict[str, Any]:
+    """Return what a checkpoint's manifest says, or why it cannot be read."""
     row: dict[str, Any] = {"name": name, "bytes": place.size_bytes(name), "fault": ""}
     try:
         manifest = checkpoints.open_checkpoint(place, name).manifest
     except CheckpointError as error:
         return {**row, "fault": str(error)}
+    heads = enumerate(zip(manifest.heads, manifest.sizes, strict=True))
     return {
         **row,
-        **{key: getattr(manifest, key) for key in ("run_id", "step", "rounds", "written_s")},
+        "run_id": manifest.run_id,
+        "lineage": manifest.lineage,
+        "step": manifest.step,
+        "rounds": manifest.rounds,
+        "term": manifest.term,
+        "written_s": manifest.written_s,
+        "tensors": len(manifest.layout.tensors),
+        "values": sum(size.value_count for size in manifest.sizes),
+        "heads": [
+            {"fragment": number, **asdict(head), **asdict(size)} for number, (head, size) in heads
+        ],
+        "spec": manifest.spec_toml,
     }
 
 
@@ -139,25 +152,3 @@ def fault_of(place: CheckpointStore, name: str) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
-
-
-def facts_of(found: Checkpoint) -> dict[str, Any]:
-    manifest = found.manifest
-    return {
-        "name": found.name,
-        "place": str(found.place),
-        "bytes": found.size_bytes,
-        "run_id": manifest.run_id,
-        "lineage": manifest.lineage,
-        "step": manifest.step,
-        "rounds": manifest.rounds,
-        "term": manifest.term,
-        "written_s": manifest.written_s,
-        "tensors": len(manifest.layout.tensors),
-        "values": sum(size.value_count for size in manifest.sizes),
-        "heads": [
-            {"fragment": number, **asdict(head), **asdict(size)}
-            for number, (head, size) in enumerate(zip(manifest.heads, manifest.sizes, strict=True))
-        ],
-        "spec": manifest.spec_toml,
-    }
