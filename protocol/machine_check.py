@@ -1,4 +1,5 @@
-"""The machine check: the master tests a newcomer's machine from outside, before it joins.
+"""The machine check: the master tests a newcomer's machine from outside, before it joins. The head
+of a peer of several hosts does the same for a further host.
 
     newcomer                                        master
        │ EnrolHello, EnrolAuthority (see ``enrolment``)
@@ -35,6 +36,7 @@ from .enrolment import Refusal, meet_master, newcomers_channel
 from .errors import EvictedError, RemoteProtocolError, UserError
 from .network.interface import Network
 from .network.stream import MessageStream, receive_exactly
+from .trust.authority import Party
 from .trust.invite import Invite
 
 CHECKS_MAX = 16  # at a time; a further newcomer is told to try again
@@ -75,12 +77,17 @@ class MachineCheckReport:
 
 
 async def ask_master(
-    address: Address, invite: Invite, advertised: Sequence[str], nonce: bytes
+    address: Address,
+    invite: Invite,
+    advertised: Sequence[str],
+    nonce: bytes,
+    giver: Party = Party.MASTER,
 ) -> MachineCheckReport:
     """Ask the run's master for a check of this machine.
 
     Args:
       advertised: addresses that the master dials back; a listener there must send ``nonce``.
+      giver: what the other end is; a peer: the head of a peer of several hosts.
 
     Raises:
       EvictedError: the master refuses; the text gives the reason.
@@ -92,7 +99,7 @@ async def ask_master(
         async with newcomers_channel(address) as channel:
             messages = MessageStream(channel.stream, ADMITTING)
             before_s = trio.current_time()
-            await meet_master(messages, channel, invite)
+            await meet_master(messages, channel, invite, giver)
             round_trip_s = trio.current_time() - before_s
             request = m.CheckRequest(
                 invite.token, tuple(advertised[: m.CHECKED_ADDRESSES_MAX]), nonce

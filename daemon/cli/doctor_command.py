@@ -52,8 +52,9 @@ def doctor(
 
     With an INVITE the master checks this machine too: whether it can reach it, the clock offset,
     the line's speed, and the memory and disk that the run needs. The check does not use up the
-    invite and sends at most eleven megabytes. Give the same options as to `join`. The exit status
-    is 14 if something must be fixed first.
+    invite and sends at most eleven megabytes. Give the same options as to `join`. With the string
+    for a further host (`holdfast host`) the head does it. The exit status is 14 if something must
+    be fixed first.
 
     \b
     Examples:
@@ -63,26 +64,35 @@ def doctor(
     import msgspec
     import trio
 
-    from ...protocol.trust.invite import Invite
+    from ...protocol.trust.invite import HOST_PREFIX, PREFIX, Invite
     from ..doctor import line_checks, machine_checks
     from ..doctor.findings import fault, ok, unfit
+    from ..peer.hosts.site import head_of
 
     findings: list[Finding] = list(machine_checks.check_versions())
     ticket: Invite | None = None
     missing = line_checks.NO_INVITE if invite is None else line_checks.BAD_INVITE
+    for_host = invite is not None and invite.strip("\ufeff \r\n").startswith(HOST_PREFIX)
+    asked = line_checks.HEAD if for_host else line_checks.MASTER
     if invite is not None:
         try:
-            ticket = Invite.decode(invite)
-            findings.append(ok("invite", f"for run {ticket.run_id[:8]}, as {ticket.role.value}"))
+            ticket = Invite.decode(invite, prefix=HOST_PREFIX if for_host else PREFIX)
+            what = f"for run {ticket.run_id[:8]}, as {ticket.role.value}"
+            if for_host:
+                what = f"for a further host of peer {head_of(ticket)[:8]}"
+            findings.append(ok("invite", what))
         except UserError as error:
             findings.append(fault("invite", str(error), error.hint))
     folder = state or data_home() / "peers"
     if state is None and ticket is not None:
-        folder = peer_state(ticket.run_id, ticket.fingerprint)
-    line = trio.run(line_checks.check_line, ticket, listen, advertise, http, missing)
+        folder = peer_state(ticket.run_id[-16:], ticket.fingerprint)  # as join and host do
+    if ticket is not None and for_host:
+        line = trio.run(line_checks.check_host_line, ticket)
+    else:
+        line = trio.run(line_checks.check_line, ticket, listen, advertise, http, missing)
     findings += line.findings
     if not any(finding.check == "clock" for finding in findings):
-        no_clock = missing if ticket is None else line_checks.NO_MASTER
+        no_clock = missing if ticket is None else asked.unchecked
         findings.append(machine_checks.check_clock_alone(no_clock))
     shared = state is None and ticket is None
     findings += machine_checks.check_state(folder, line.needs, shared=shared)

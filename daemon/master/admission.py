@@ -30,9 +30,8 @@ from ...protocol.addresses import host_of
 from ...protocol.enrolment import Refusal, answer_newcomer
 from ...protocol.errors import UserError
 from ...protocol.machine_check import Checkups
-from ...protocol.messages import CheckRequest, EnrolRequest, RefusalCode, Role
+from ...protocol.messages import EnrolRequest, RefusalCode, Role
 from ...protocol.network.interface import Channel, Network
-from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from ..process.exit_codes import ExitCode
 from ..status_records import PendingRow
@@ -119,9 +118,7 @@ class Admission:
                 ) from error
             log.info("admitted %s (%s)", request.name, peer[:8])
 
-        async def check(messages: MessageStream, request: CheckRequest) -> None:
-            await self._checkups.answer(messages, request, host)
-
+        check = partial(self._checkups.answer, host=host)
         await answer_newcomer(channel, authority, admit, check=check, known=self._is_known)
 
     async def _redeem(self, token: str, peer: str, name: str) -> None:

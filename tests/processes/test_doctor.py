@@ -24,10 +24,15 @@ import trio
 import holdfast
 from holdfast.daemon.doctor import line_checks
 from holdfast.daemon.doctor.findings import Verdict
-from holdfast.daemon.doctor.line_checks import check_clock, check_version
+from holdfast.daemon.doctor.line_checks import (
+    check_clock,
+    check_host_bandwidth,
+    check_version,
+)
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN
+from holdfast.protocol.machine_check import MachineCheckReport, ProbeRates
+from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
 from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
@@ -232,6 +237,24 @@ def test_a_version_that_is_not_the_masters() -> None:
     assert "holdfast 9.8.7" in other.text
     assert "pip install holdfast==9.8.7" in other.fix
     assert "an unknown version" in check_version("").text
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "rate", "verdict", "words"),
+    [
+        (0, 1e5, Verdict.OK, "no weights yet"),
+        (3_000_000_000, 125e6, Verdict.OK, "(1000 MB) takes 8.0 s each way"),
+        (3_000_000_000, 12.5e6, Verdict.WARNING, "(1000 MB) takes 80.0 s each way"),
+    ],
+)
+def test_a_line_between_hosts_that_is_too_slow_for_the_model(
+    model_bytes: int, rate: float, verdict: Verdict, words: str
+) -> None:
+    answer = CheckAnswer(0.0, "", (), 3, 24, 0, model_bytes, 0)
+    seen = MachineCheckReport(answer, 0.0, ProbeRates(rate, 2 * rate, 2**20, 0.001))
+    finding = check_host_bandwidth(seen)
+    assert finding.verdict is verdict
+    assert words in finding.text
 
 
 @pytest.mark.fault(
@@ -458,7 +481,9 @@ async def test_a_path_that_loses_large_packets_is_named() -> None:
                 await trio.sleep_forever()
 
     fits = await line_checks._largest_packets(ask)
-    found = line_checks._unreachable(Address("10.0.0.1", 29700), trio.TooSlowError(), fits)
+    found = line_checks._unreachable(
+        line_checks.MASTER, Address("10.0.0.1", 29700), trio.TooSlowError(), fits
+    )
     assert "loses large packets" in found.text
     assert "mtu 1280" in found.fix
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -128,7 +129,16 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
     assert "is incomplete or damaged" in said(found[0][:-9], "--", "python")
     other = run_command("join", found[0], "--", "python")
     assert "admits a further host of a peer" in other.stderr
+    checked = json.loads(run_command("doctor", found[0], "--json", state=tmp_path / "host").stdout)
+    told = {each["check"]: each["text"] for each in checked["findings"]}
+    assert checked["fit"], told
+    assert told["invite"].startswith("for a further host of peer ")
+    assert told["head"].startswith("answers at ")
+    assert re.match(r"to the head \d+ Mbit/s, from it \d+ Mbit/s", told["bandwidth"])
     fleet.kill("site")
+    gone = json.loads(run_command("doctor", found[0], "--json", state=tmp_path / "host").stdout)
+    faults = {each["check"]: each for each in gone["findings"] if each["verdict"] == "fault"}
+    assert "`holdfast join --hosts` runs" in faults["head"]["fix"]
     assert "needs a command with {host} and {head}" in said(found[0], "--", "python")
     command = torchrun("fsdp", 0, tmp_path / "w")
     assert "is `holdfast join --hosts` running there" in said(found[0], "--", *command)

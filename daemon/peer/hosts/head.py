@@ -24,16 +24,19 @@ from functools import partial
 import numpy as np
 import trio
 
+from .... import __version__
 from ....collectives.links.hub import LinkHub
 from ....collectives.links.link import Link
 from ....protocol import messages as m
 from ....protocol import wire
-from ....protocol.addresses import Address
+from ....protocol.addresses import Address, host_of
 from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NotWholeError
 from ....protocol.enrolment import Refusal, answer_newcomer
 from ....protocol.errors import PeerLostError, RemoteProtocolError
+from ....protocol.machine_check import Checkups
 from ....protocol.network.interface import Channel, Network
 from ....protocol.trust.authority import Authority, Party
+from ...process.memory_check import fragment_bytes
 from ..trainer.bridge import Caller, UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
@@ -86,6 +89,7 @@ class Head:
             math.inf
         )
         self._opened: m.ArenaOpened | None = None
+        self._checkups = Checkups(network, self._look_at_token, self._needs)
         self._transfers = itertools.count(1)
         self._nursery: trio.Nursery
         bridge.further = self
@@ -120,8 +124,9 @@ class Head:
 
     async def _on_channel(self, channel: Channel) -> None:
         if channel.party is Party.NEWCOMER:
+            check = partial(self._checkups.answer, host=host_of(channel.remote_address))
             await answer_newcomer(
-                channel, self._authority, self._admit, check=_no_check, known=lambda _peer: False
+                channel, self._authority, self._admit, check=check, known=lambda _peer: False
             )
         elif channel.party is Party.PEER and channel.peer != self._me:
             if channel.peer not in self._members:
@@ -129,9 +134,27 @@ class Head:
                 self._set_members()
             await self._hub.handle_channel(channel)
 
-    async def _admit(self, request: m.EnrolRequest, peer: str) -> None:
-        if not secrets.compare_digest(request.token.encode(), self._token.encode()):
+    async def _look_at_token(self, token: str) -> None:
+        if not secrets.compare_digest(token.encode(), self._token.encode()):
             raise Refusal(m.RefusalCode.TOKEN, "the head of this peer has another string by now")
+
+    def _needs(self) -> m.CheckAnswer:
+        """Return what a further host needs that holds an even part of the model."""
+        model_bytes = sum(map(fragment_bytes, self._sizes))
+        return m.CheckAnswer(
+            now_s=0.0,
+            host="",
+            faults=(),
+            member_count=self.places.wanted,
+            lanes_max=HOST_RULES.lanes.count_max,
+            memory_bytes=2 * model_bytes // self.places.wanted,  # shared and posted
+            checkpoint_bytes=model_bytes,
+            checkpoint_count=0,
+            software=__version__,
+        )
+
+    async def _admit(self, request: m.EnrolRequest, peer: str) -> None:
+        await self._look_at_token(request.token)
         if why := self.places.why_full(peer):
             raise Refusal(m.RefusalCode.BUSY, why)
 
@@ -357,7 +380,3 @@ class Head:
             await receive_boxes(self._hub, host.peer, arenas[1], pieces, wanted, host.tell)
             size_bytes = sum(each.size_bytes for each in pieces)
             self._measured(host, fragment, "from", size_bytes, began_s)
-
-
-async def _no_check(_messages: object, _request: m.CheckRequest) -> None:
-    raise Refusal(m.RefusalCode.PROTOCOL, "a head of several hosts checks no machines")
