@@ -72,6 +72,7 @@ def check(run: Run, seen: list[int]) -> None:
     assert run._machine.samples == len(seen)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_the_trainer_of_transformers_trains_on_each_sample_once(
     tmp_path: Path, workers: int

@@ -356,6 +356,7 @@ async def test_all_nodes_report_equal_digests_by_maker_before_and_after_a_repair
             assert not any(diagnosis.contributions or diagnosis.results for diagnosis in said)
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 async def test_repairs_while_threads_work_the_lanes(tmp_path: Path, codec: str) -> None:
