@@ -37,7 +37,7 @@ from .frame_routing import FrameRouter, Key, Sink
 from .lane_pool import DialLane
 from .link import WATCH_TICKS, Link, OnMessage
 from .link_parts import LANE_STALL_S, CarriedBytes, LaneRules, LinkRules, SharedByLinks
-from .rates.line_watch import LineWatch
+from .rates.line_watch import LOOK_S, LineWatch
 from .rates.rate_limiter import RateLimiter
 from .rates.rate_meter import Measurements
 from .rates.send_priority import SendPriority
@@ -114,6 +114,11 @@ class LinkHub:
                     while not self._running:
                         await self._changed.wait()
                     tick_s = min(LANE_STALL_S, self._rules.silence_s) / WATCH_TICKS
+                    # Later the looks that come with acknowledgements are often enough.
+                    if self._shared.line.learns:
+                        tick_s = LOOK_S
+                        if any(link.lanes.sending for link in self._running):
+                            self._shared.line.look(trio.current_time())
                     await trio.sleep(tick_s)
                     for link in list(self._running):
                         link.watch(tick_s)

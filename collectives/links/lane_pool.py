@@ -162,6 +162,11 @@ class LanePool:
         return any(lane.frames.receiving for lane in self._working.values())
 
     @property
+    def sending(self) -> bool:
+        """Return whether a frame was sent on any lane that is not known to have arrived."""
+        return any(lane.frames.sending for lane in self._working.values())
+
+    @property
     def round_trip_s(self) -> float:
         """The shortest round trip that any lane saw when it was opened; infinite if unknown."""
         return min((lane.facts.round_trip_s for lane in self._working.values()), default=math.inf)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from holdfast.collectives.links.lane_pool import UsedLaneNumbers
-from holdfast.collectives.links.link import Link
+from holdfast.collectives.links.link import LONG_PATH_ACKNOWLEDGE_S, Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rates.line_watch import LineWatch
 from holdfast.protocol.addresses import Address
@@ -228,7 +228,7 @@ async def test_an_idle_link_keeps_no_sent_frame(dialer_sends: bool) -> None:
             for index in range(4):
                 await send_frame(link, frame(index, bytes(1_000)), values.data)
             del values
-            await trio.sleep(0.3)
+            await trio.sleep(LONG_PATH_ACKNOWLEDGE_S + 0.2)  # and a trip
             gc.collect()
             assert gone() is None
 

@@ -76,6 +76,20 @@ def test_without_a_queue_copies_may_go_where_one_would_have_shown() -> None:
         assert not watch.spare(3.0 + 2 * RECENT_S), "nothing was looked at lately"
 
 
+def test_a_line_is_to_be_found_until_its_rate_is_known_or_its_paths_are_short() -> None:
+    assert not LineWatch().learns, "there is nothing to look at"
+    for waits_s, shortest_s, learns in (
+        (0.0, ROUND_TRIP_S, True),
+        (0.2, ROUND_TRIP_S, False),
+        (0.0, ROUND_TRIP_S_MIN / 2, False),
+    ):
+        lanes = {"a": Lane(waits_s, shortest_s=shortest_s), "b": Lane(waits_s, 0, shortest_s)}
+        watch = watch_of(lanes)
+        assert watch.learns
+        let_pass(watch, 3.0, *lanes.values())
+        assert watch.learns is learns
+
+
 def test_the_best_second_is_of_those_since_the_last_call() -> None:
     lanes = {"a": Lane(), "b": Lane()}
     watch = watch_of(lanes)

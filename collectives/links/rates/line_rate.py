@@ -72,14 +72,15 @@ class PaceRule:
     Attributes:
       bytes_per_s: the rate at which the node may send; infinite while no queue was seen.
       has_room: whether the line could carry more at the last sample.
-      sees_queues: whether the paths of that sample are so long that a queue would have shown.
+      sees_queues: whether the paths of that sample are so long that a queue would have shown; true
+        before the first one.
       windows_ended: long windows so far.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
         self.has_room = False
-        self.sees_queues = False
+        self.sees_queues = True
         self.windows_ended = 0
         self._step_count = 0  # since the last queue
         self._step_s = -math.inf  # when the last of them was taken

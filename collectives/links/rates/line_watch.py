@@ -51,6 +51,11 @@ class LineWatch:
         return wait_s if cap is None else max(wait_s, cap.reserve(count, now_s))
 
     @property
+    def learns(self) -> bool:
+        """Return whether the line's rate is to be found: lanes are paced once it is known."""
+        return bool(self._delivered) and self.rate.sees_queues and self._limiter is None
+
+    @property
     def is_free(self) -> bool:
         """Return whether nothing limits what is sent now. Thread-safe."""
         return self._limiter is None and self._cap is None
