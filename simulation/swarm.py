@@ -503,10 +503,13 @@ class Swarm:
 
     async def come_to_rest(self, names: Sequence[str], *, within_s: float = 60.0) -> None:
         """Pause the run, then wait until no round is in flight and the named peers are in sync."""
-        coordinator = self.coordinator
         self.pause()
-        await self.when(lambda: not coordinator.scheduler.rounds, within_s=within_s)
+        await self.when(self._rests, within_s=within_s)
         await self.when(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
+
+    def _rests(self) -> bool:
+        """Return whether no round is in flight, whoever leads the run by now."""
+        return self.master is not None and not self.coordinator.scheduler.rounds
 
     def check_final(self, names: Sequence[str]) -> None:
         """Check that the named peers hold the same bits at the committed versions."""
