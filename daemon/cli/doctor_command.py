@@ -85,7 +85,8 @@ def doctor(
             findings.append(fault("invite", str(error), error.hint))
     folder = state or data_home() / "peers"
     if state is None and ticket is not None:
-        folder = peer_state(ticket.run_id[-16:], ticket.fingerprint)  # as join and host do
+        own_id = ticket.run_id[-16:] if for_host else ticket.run_id  # as `host` and `join` do
+        folder = peer_state(own_id, ticket.fingerprint)
     if ticket is not None and for_host:
         line = trio.run(line_checks.check_host_line, ticket)
     else:

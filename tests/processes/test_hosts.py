@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from holdfast.protocol.trust.invite import HOST_PREFIX, Invite
 from tests.processes.harness import Fleet, Status, contributing, member, own_host, run_command, spec
 from tests.processes.test_sharded import SCRIPT, SLOW, join, saved
 
@@ -129,16 +130,24 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
     assert "is incomplete or damaged" in said(found[0][:-9], "--", "python")
     other = run_command("join", found[0], "--", "python")
     assert "admits a further host of a peer" in other.stderr
-    checked = json.loads(run_command("doctor", found[0], "--json", state=tmp_path / "host").stdout)
-    told = {each["check"]: each["text"] for each in checked["findings"]}
-    assert checked["fit"], told
+
+    def checked(string: str) -> dict[str, dict[str, str]]:
+        home = {"HOLDFAST_HOME": str(tmp_path / "home")}
+        report = json.loads(run_command("doctor", string, "--json", env=home).stdout)
+        return {each["check"]: each for each in report["findings"]}
+
+    folder = f"/{Invite.decode(invite).run_id[:16]}-"  # as `join` has it
+    assert folder in checked(invite)["state folder"]["text"]
+    report = checked(found[0])
+    assert "fault" not in {each["verdict"] for each in report.values()}, report
+    told = {check: each["text"] for check, each in report.items()}
+    folder = f"/{Invite.decode(found[0], prefix=HOST_PREFIX).run_id[-16:]}-"  # as `host` has it
+    assert folder in told["state folder"]
     assert told["invite"].startswith("for a further host of peer ")
     assert told["head"].startswith("answers at ")
     assert re.match(r"to the head \d+ Mbit/s, from it \d+ Mbit/s", told["bandwidth"])
     fleet.kill("site")
-    gone = json.loads(run_command("doctor", found[0], "--json", state=tmp_path / "host").stdout)
-    faults = {each["check"]: each for each in gone["findings"] if each["verdict"] == "fault"}
-    assert "`holdfast join --hosts` runs" in faults["head"]["fix"]
+    assert "`holdfast join --hosts` runs" in checked(found[0])["head"]["fix"]
     assert "needs a command with {host} and {head}" in said(found[0], "--", "python")
     command = torchrun("fsdp", 0, tmp_path / "w")
     assert "is `holdfast join --hosts` running there" in said(found[0], "--", *command)
