@@ -29,10 +29,11 @@ from holdfast.daemon.doctor.line_checks import (
     check_host_bandwidth,
     check_version,
 )
+from holdfast.daemon.peer.hosts.head import needs_of_host
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.machine_check import MachineCheckReport, ProbeRates
-from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
+from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, FragmentSize
 from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
@@ -250,11 +251,17 @@ def test_a_version_that_is_not_the_masters() -> None:
 def test_a_line_between_hosts_that_is_too_slow_for_the_model(
     model_bytes: int, rate: float, verdict: Verdict, words: str
 ) -> None:
-    answer = CheckAnswer(0.0, "", (), 3, 24, 0, model_bytes, 0)
+    answer = attrs.evolve(needs_of_host((), 3), checkpoint_bytes=model_bytes)
     seen = MachineCheckReport(answer, 0.0, ProbeRates(rate, 2 * rate, 2**20, 0.001))
     finding = check_host_bandwidth(seen)
     assert finding.verdict is verdict
     assert words in finding.text
+
+
+def test_a_host_needs_an_even_part_of_the_values_twice_and_no_momentum() -> None:
+    needs = needs_of_host([FragmentSize(10**6, 10**6, 0), FragmentSize(10**6, 0, 10**6)], 4)
+    assert needs.checkpoint_bytes == pytest.approx(16e6, rel=0.01)
+    assert needs.memory_bytes == needs.checkpoint_bytes // 2
 
 
 @pytest.mark.fault(

@@ -30,13 +30,12 @@ from ....collectives.links.link import Link
 from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.addresses import Address, host_of
-from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NotWholeError
+from ....protocol.arena import MAIL_SLOT, NAMED_SLOT, NotWholeError, arena_bytes
 from ....protocol.enrolment import Refusal, answer_newcomer
 from ....protocol.errors import PeerLostError, RemoteProtocolError
 from ....protocol.machine_check import Checkups
 from ....protocol.network.interface import Channel, Network
 from ....protocol.trust.authority import Authority, Party
-from ...process.memory_check import fragment_bytes
 from ..trainer.bridge import Caller, UnixBridge
 from ..trainer.group import TrainerGroup
 from ..trainer.host_places import HostPlaces
@@ -89,7 +88,9 @@ class Head:
             math.inf
         )
         self._opened: m.ArenaOpened | None = None
-        self._checkups = Checkups(network, self._look_at_token, self._needs)
+        self._checkups = Checkups(
+            network, self._look_at_token, lambda: needs_of_host(self._sizes, places.wanted)
+        )
         self._transfers = itertools.count(1)
         self._nursery: trio.Nursery
         bridge.further = self
@@ -137,21 +138,6 @@ class Head:
     async def _look_at_token(self, token: str) -> None:
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             raise Refusal(m.RefusalCode.TOKEN, "the head of this peer has another string by now")
-
-    def _needs(self) -> m.CheckAnswer:
-        """Return what a further host needs that holds an even part of the model."""
-        model_bytes = sum(map(fragment_bytes, self._sizes))
-        return m.CheckAnswer(
-            now_s=0.0,
-            host="",
-            faults=(),
-            member_count=self.places.wanted,
-            lanes_max=HOST_RULES.lanes.count_max,
-            memory_bytes=2 * model_bytes // self.places.wanted,  # shared and posted
-            checkpoint_bytes=model_bytes,
-            checkpoint_count=0,
-            software=__version__,
-        )
 
     async def _admit(self, request: m.EnrolRequest, peer: str) -> None:
         await self._look_at_token(request.token)
@@ -380,3 +366,23 @@ class Head:
             await receive_boxes(self._hub, host.peer, arenas[1], pieces, wanted, host.tell)
             size_bytes = sum(each.size_bytes for each in pieces)
             self._measured(host, fragment, "from", size_bytes, began_s)
+
+
+def needs_of_host(sizes: Sequence[m.FragmentSize], host_count: int) -> m.CheckAnswer:
+    """Return what a further host needs that holds an even part of the model.
+
+    Args:
+      sizes: of the model's fragments, of which hosts hold no momentum; empty: not known yet.
+    """
+    model_bytes = arena_bytes(sizes) if sizes else 0
+    return m.CheckAnswer(
+        now_s=0.0,
+        host="",
+        faults=(),
+        member_count=host_count,
+        lanes_max=HOST_RULES.lanes.count_max,
+        memory_bytes=2 * model_bytes // host_count,  # shared and posted
+        checkpoint_bytes=model_bytes,
+        checkpoint_count=0,
+        software=__version__,
+    )
