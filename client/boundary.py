@@ -19,6 +19,7 @@ class OpenRound:
     """An open round of a fragment; a fragment has at most one.
 
     Attributes:
+      offer: the number of the daemon's offer of it.
       posted_tokens: tokens trained when the fragment was posted; None: not posted yet.
       posted_step: the step at which it was posted; steps that the run skips later are added.
       posted_own_step: likewise, in the trainer's own steps.
@@ -29,6 +30,7 @@ class OpenRound:
 
     number: int
     at_step: int
+    offer: int = 0
     posted_tokens: int | None = None
     posted_step: int = 0
     posted_own_step: int = 0
@@ -185,6 +187,7 @@ class BoundaryMachine:
             opened.posted_step,
             step_s,
             (samples,) if self.draws else (),
+            offer=opened.offer,
         )
 
     def must_wait(self, overlap_steps: int) -> bool:
@@ -226,11 +229,12 @@ class BoundaryMachine:
     # ------------------------------------------------------------ the daemon's messages
 
     def open_round(self, message: m.RoundOpened) -> None:
-        """Record an open round. If it is known and due earlier now, the others wait: post now."""
+        """Record an open round. If its offer is known, the others wait: post now."""
         self._limit(message.step_limit)
         known = self._rounds.get(message.fragment)
-        if known is None or known.number != message.round or message.at_step >= known.at_step:
-            self._rounds[message.fragment] = OpenRound(message.round, message.at_step)
+        if known is None or (known.number, known.offer) != (message.round, message.offer):
+            opened = OpenRound(message.round, message.at_step, message.offer)
+            self._rounds[message.fragment] = opened
         elif known.posted_tokens is None:
             known.at_step = min(known.at_step, self.step)
 

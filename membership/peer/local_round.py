@@ -31,8 +31,9 @@ class LocalRound:
       version: of the fragment before the round.
       at_step: the step at which contributors post, by the master's ``Open`` or ``Commit``.
       order: the reduction that the master ordered last; ``attempt`` is its number.
-      posted: the trainer's pseudo-gradient for the round.
-      offered: the trainer was told that the round is open.
+      ready: the master was told of the trainer's pseudo-gradient, which is posted.
+      offered: the trainer was told that the round is open, and has loaded nothing since.
+      offer: how many times it was told so: an update for an earlier offer is of lost weights.
       told_step: the step at which the trainer was told to post.
       nudged: other peers wait for this one: the trainer posts what it has by now.
       digest: of the result held here, in REDUCED.
@@ -47,8 +48,9 @@ class LocalRound:
     phase: RoundState = RoundState.OPEN
     attempt: int = 0
     order: m.Reduce | None = None
-    posted: m.Posted | None = None
+    ready: m.Ready | None = None
     offered: bool = False
+    offer: int = 0
     told_step: int = 0
     nudged: bool = False
     digest: bytes = b""
@@ -59,7 +61,7 @@ class LocalRound:
     @property
     def unposted(self) -> bool:
         """The round is open and the trainer has not posted for it."""
-        return self.phase is RoundState.OPEN and self.posted is None
+        return self.phase is RoundState.OPEN and self.ready is None
 
     @property
     def undecided(self) -> bool:

@@ -92,8 +92,13 @@ class RoundCourse:
         known = self.rounds.get(message.round)
         if known is not None and message.at_step < known.at_step:
             return self.trainer.nudge(known)
+        able = self.trainer.loaded and not self.trainer.barred
+        if known is not None and known.phase is RoundState.OPEN and known.offered and able:
+            # Invited again, and the trainer has loaded nothing since: what it was told holds.
+            return [] if known.ready is None else [TellMaster(known.ready)]
         effects = self.end_all(void_rounds(self.rounds, message))
         opened = LocalRound(message.round, message.fragment, message.version, message.at_step)
+        opened.offer = 0 if known is None else known.offer
         self.rounds[message.round] = opened
         if not self.trainer.loaded:
             return [*effects, TellMaster(m.NotReady(message.round, "no trainer is attached"))]
@@ -115,7 +120,7 @@ class RoundCourse:
         ordered.phase, ordered.attempt = RoundState.REDUCING, message.attempt
         ordered.order, ordered.digest, ordered.reported = message, b"", None
         contribute = any(c.peer == self.me for c in message.contributors)
-        if contribute and ordered.posted is None:
+        if contribute and ordered.ready is None:
             reason = "our contribution is gone"
             ordered.reported = m.ReduceFailed(ordered.round, ordered.attempt, (), False, reason)
             return [*effects, TellMaster(ordered.reported)]
@@ -174,6 +179,8 @@ class RoundCourse:
         opened = self.rounds.get(message.round)
         if opened is None or opened.phase is not RoundState.OPEN:
             return []  # too late: the round went on without it, the delta stays with the trainer
+        if message.offer != opened.offer:
+            return []  # it crossed a ``Load``: the trainer posts again for the newest offer
         held = self.fragments[opened.fragment]
         if held.version != opened.version or message.version != opened.version:
             refusal = "the pseudo-gradient is based on another version"
@@ -185,8 +192,7 @@ class RoundCourse:
             # What it trained on these samples would be in all its later updates: it starts afresh.
             self.trainer.loaded = False
             return [TellMaster(m.NotReady(message.round, trained)), *self.trainer.load()]
-        opened.posted = message
-        ready = m.Ready(
+        opened.ready = m.Ready(
             opened.round,
             message.tokens,
             norm,
@@ -196,7 +202,7 @@ class RoundCourse:
             trained,
             message.first_batches,
         )
-        return [TellMaster(ready)]
+        return [TellMaster(opened.ready)]
 
     def reduction_done(
         self,

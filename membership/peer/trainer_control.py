@@ -229,17 +229,27 @@ class TrainerControl:
         fragment = self.fragments[opened.fragment]
         if fragment.version != opened.version:
             return []
-        opened.offered, self.unbounded = True, False
+        opened.offered = True
+        opened.offer += 1
+        return self._tell_opened(opened)
+
+    def _tell_opened(self, opened: LocalRound) -> list[PeerEffect]:
+        fragment, self.unbounded = self.fragments[opened.fragment], False
         opened.told_step = 0 if opened.nudged else max(opened.at_step, fragment.worth_step)
         message = m.RoundOpened(
-            opened.round, opened.fragment, opened.version, opened.told_step, self.step_limit()
+            opened.round,
+            opened.fragment,
+            opened.version,
+            opened.told_step,
+            self.step_limit(),
+            opened.offer,
         )
         return [TellTrainer(message), *self._end_extension()]
 
     def nudge(self, opened: LocalRound) -> list[PeerEffect]:
         """Ask for what the trainer has by now: the master named an earlier step for the round."""
         opened.nudged = True
-        return self.offer(opened) if opened.unposted and opened.offered else []
+        return self._tell_opened(opened) if opened.unposted and opened.offered else []
 
     def tell_ended(self, ended: LocalRound, *, committed: bool, contributed: bool) -> PeerEffect:
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
@@ -260,8 +270,8 @@ class TrainerControl:
 
     def note_committed(self, ended: LocalRound, *, contributed: bool) -> list[PeerEffect]:
         """Go on after a committed round that the trainer was told of."""
-        if contributed and ended.posted is not None:
-            worth_step = ended.posted.step + _worth_steps(self.sync_every)
+        if contributed and ended.ready is not None:
+            worth_step = ended.ready.step + _worth_steps(self.sync_every)
             self.fragments[ended.fragment].worth_step = worth_step
         self.trained &= self.training  # a spare's trainer drops its own steps at the new version
         return self._end_extension()

@@ -204,6 +204,9 @@ class ExtendStepLimit(Message):
 class RoundOpened(Message):
     """Daemon: post the fragment's pseudo-gradient at the first step boundary at or after
     ``at_step``.
+
+    After a ``Load`` the round is offered again, and posted again: ``Posted`` says for which offer.
+    The same offer again, with an earlier step: the others wait.
     """
 
     round: int = field(validator=fields.count)
@@ -211,6 +214,7 @@ class RoundOpened(Message):
     version: int = field(validator=fields.count)
     at_step: int = field(validator=fields.count)
     step_limit: int = field(validator=fields.count)
+    offer: int = field(default=0, validator=fields.count)
 
 
 @frozen
@@ -238,6 +242,7 @@ class Posted(Message):
     # Of each data rank that draws leased samples; a trainer without a sampler has none.
     samples: tuple[RankSamples, ...] = field(default=(), validator=max_len(RANKS_MAX))
     first_batches: bytes = field(default=b"", validator=max_len(32))  # see ``Ready``
+    offer: int = field(default=0, validator=fields.count)  # of ``RoundOpened``
 
 
 @frozen

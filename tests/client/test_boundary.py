@@ -4,6 +4,8 @@ torch.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from holdfast.client.boundary import BoundaryMachine, EndedRound
 from holdfast.protocol.messages import COUNT_MAX, Posted, RoundEnded, RoundOpened
 
@@ -48,6 +50,21 @@ def test_a_round_is_posted_at_its_step_and_awaited_when_no_overlap_is_left() -> 
     assert machine.must_wait(1)
     assert machine.end_round(committed(1, step=2)) == EndedRound(posted=True, contributed=True)
     assert not machine.must_wait(1)
+
+
+def test_a_round_is_posted_again_for_a_new_offer_only() -> None:
+    machine = attached()
+    machine.open_round(opened(1, at_step=2))
+    train(machine, 2)
+    machine.post(0)
+    machine.announce_post(0, 3, 0.5)
+    train(machine)
+    machine.open_round(opened(1, at_step=0))
+    assert machine.next_to_post() is None, "the others wait for what it has posted"
+    machine.open_round(evolve(opened(1, at_step=2), offer=1))
+    assert machine.next_to_post() == 0
+    machine.post(0)
+    assert machine.announce_post(0, 3, 0.5) == Posted(1, 0, 3, 30, 3, 0.5, offer=1)
 
 
 def test_tokens_count_from_the_last_contribution_of_the_fragment() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
+from attrs import evolve
 
 from holdfast.membership.peer.local_round import OVERTAKEN_MAX
 from holdfast.membership.peer.peer_effects import (
@@ -54,6 +54,12 @@ def order_of(
     return m.Reduce(number, 1, 0, base, 1, contributors, receivers, plan)
 
 
+def post(replica: Replica, message: m.Posted) -> list[PeerEffect]:
+    """Post for a round as the trainer was last told to, with a norm of 1."""
+    offer = replica.rounds[message.round].offer
+    return replica.course.posted(evolve(message, offer=offer), 1.0, "")
+
+
 def reduce_and_commit(
     replica: Replica,
     number: int,
@@ -65,7 +71,7 @@ def reduce_and_commit(
     """Run a round from its Open to its Commit, without applying it."""
     version = number - 1
     replica.course.open(m.Open(number, 0, version, at_step))
-    replica.course.posted(m.Posted(number, 0, version, 80, posted_step or at_step), 1.0, "")
+    post(replica, m.Posted(number, 0, version, 80, posted_step or at_step))
     replica.course.reduce(order_of(number, contributors))
     replica.course.reduction_done(number, 1, DIGEST)
     replica.course.commit(m.Commit(number, 1, 0, version, at_step, contributors, DIGEST, manifest))
@@ -120,15 +126,13 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
     left = m.Leased((m.LeaseRange(4, 10),), all=True, length=10)
     replica.leases.leased(left)  # 0 to 3 went to others
     assert replica.trainer.bar(barred=replica.leases.barred({0: 4})) == []
-    refused = replica.course.posted(
-        m.Posted(1, 0, 0, 80, 5, 0.0, (m.RankSamples(0, 0, 4),)), 1.0, ""
-    )
+    refused = post(replica, m.Posted(1, 0, 0, 80, 5, 0.0, (m.RankSamples(0, 0, 4),)))
     assert [type(each.message) for each in refused if isinstance(each, TellMaster)] == [m.NotReady]
     assert [each for each in refused if isinstance(each, ReloadTrainer)]
     assert opened_at(refused)[0] == 5, "it may post for the same round"
     assert replica.leases.draw(0, 4, 2, leased=True)
     samples = (m.RankSamples(0, 4, 6),)
-    told = replica.course.posted(m.Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
+    told = post(replica, m.Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"))
     (ready,) = [each.message for each in told if isinstance(each, TellMaster)]
     assert isinstance(ready, m.Ready)
     assert ready.first_batches == b"first"
@@ -137,7 +141,7 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:
     replica = a_contributor()
     replica.course.open(m.Open(1, 0, 0, 5))
-    replica.course.posted(m.Posted(1, 0, 0, 80, 5), 1.0, "")
+    post(replica, m.Posted(1, 0, 0, 80, 5))
     (ended,) = told(replica.course.abort(m.Abort(1, "too few")))
     assert isinstance(ended, m.RoundEnded)
     assert (ended.committed, ended.step_limit) == (False, 5)
@@ -150,7 +154,7 @@ def test_after_an_abort_the_trainer_goes_on_to_a_later_round_that_is_open() -> N
     """The master opens the aborted fragment's round again when the open one is closed."""
     replica = a_contributor(fragment_count=2)
     replica.course.open(m.Open(1, 0, 0, 2))
-    replica.course.posted(m.Posted(1, 0, 0, 80, 2), 1.0, "")
+    post(replica, m.Posted(1, 0, 0, 80, 2))
     replica.course.reduce(order_of(1))
     replica.course.open(m.Open(2, 1, 0, 5))
     (ended,) = told(replica.course.abort(m.Abort(1, "nothing moved")))
@@ -291,14 +295,37 @@ def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None
     assert isinstance(nudged, m.RoundOpened)
     assert (nudged.round, nudged.at_step, nudged.step_limit) == (1, 0, replica.trainer.step_limit())
 
-    replica.course.posted(m.Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
+    post(replica, m.Posted(1, 0, 0, 48, EVERY - 2))
     assert told(replica.course.open(m.Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
+
+
+def test_who_is_invited_again_answers_with_what_it_has_posted() -> None:
+    """The master took it for out of sync for a moment. Told to post again, the trainer would hold
+    the second update for the one that the round has.
+    """
+    replica = a_contributor()
+    invitation = m.Open(1, 0, 0, EVERY)
+    assert told(replica.course.open(invitation))
+    assert replica.course.open(invitation) == [], "the offer holds"
+    answer = post(replica, m.Posted(1, 0, 0, 80, EVERY))
+    assert replica.course.open(invitation) == answer != []
+    replica.trainer_spoilt()
+    assert told(replica.course.open(invitation)), "what it has posted is of weights that are gone"
+
+
+def test_an_update_that_crosses_a_load_is_not_taken() -> None:
+    replica = a_contributor()
+    replica.course.open(m.Open(1, 0, 0, EVERY))
+    crossing = m.Posted(1, 0, 0, 80, EVERY, offer=replica.rounds[1].offer)
+    assert opened_at(replica.trainer_spoilt())[0] == EVERY, "it is offered again"
+    assert replica.course.posted(crossing, 1.0, "") == []
+    assert post(replica, crossing) != []
 
 
 def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
     replica = a_contributor()
     replica.course.open(m.Open(1, 0, 0, EVERY))
-    replica.course.posted(m.Posted(1, 0, 0, 80, EVERY), 1.0, "")
+    post(replica, m.Posted(1, 0, 0, 80, EVERY))
     replica.course.reduce(order_of(1))
     assert not replica.behind
     said = replica.course.commit(
@@ -366,7 +393,7 @@ def test_a_run_that_went_back_leaves_nobody_behind() -> None:
     assert replica.behind
     heads = (m.FragmentHead(0, 1, ROOT),)
     welcome = m.Welcome(1, 1, "", None, LINEAGE, heads, EVERY, (), 1)
-    replica.welcome(attrs.evolve(welcome, branch=1), EVERY, 1)
+    replica.welcome(evolve(welcome, branch=1), EVERY, 1)
     assert not replica.behind
 
 
@@ -405,7 +432,7 @@ def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() 
     heads = (m.FragmentHead(0, 0, ROOT),)
     welcome = m.Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
     replica.founded(LINEAGE, heads)
-    replica.welcome(attrs.evolve(welcome, total_steps=100), EVERY, 1)
+    replica.welcome(evolve(welcome, total_steps=100), EVERY, 1)
     replica.take_view(m.View(1, (member(BIRCH, 1), member(ME, 2)), 0))
     came = replica.trainer_came()
     assert told(came) == [m.SetRole(True, "", False, 100)]
@@ -414,7 +441,7 @@ def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() 
         m.SetRole(True, "", True, 100)
     ]
     assert told(replica.take_view(m.View(3, (member(ME, 2),), 0))) == []
-    longer = attrs.evolve(welcome, total_steps=200)
+    longer = evolve(welcome, total_steps=200)
     assert told(replica.welcome(longer, EVERY, 1)) == [m.SetRole(True, "", True, 200)]
 
 

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_804, "tests": 59_534, "benchmarks": 7_266}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_403, 34_599
+LINES = {"simulation": 5_804, "tests": 59_600, "benchmarks": 7_266}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_431, 34_614
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 

@@ -32,6 +32,7 @@ FAILED = {
     252_796_819: "who held a result that a repair had replaced was taken for a holder",
     252_805_132: "who could not keep up waited twice as long for each fragment of the state",
     252_810_794: "a copy was there before the round that its peer was applying",
+    600_149: "an update that crossed a new offer of its round was taken, and posted once more",
     252_800_507: "the last holder left while nobody else was there; no rewind was awaited",
 }
 FIXED = (*range(200), *FAILED)

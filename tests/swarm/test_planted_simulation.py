@@ -10,6 +10,7 @@ In peers:
     successor encodes again  a successor sends other bytes than those that it holds
     dead owner awaited       a member keeps waiting for data from a lost member
     momentum left behind     a fetched copy lacks its outer momentum
+    posted twice             who is invited again posts again, and either update is taken
 
 In the master:
 
@@ -56,6 +57,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from attrs import evolve
 
 from holdfast.checkpoint.incoming_fragment import IncomingFragment
 from holdfast.collectives.arithmetic import MeanFactors
@@ -82,7 +84,8 @@ from holdfast.membership.master.state.journal import JournalRecord, RoundCommitt
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.roster import Detector, Member, Roster
 from holdfast.membership.master.sync import donor_choice, state_sync
-from holdfast.protocol.messages import Donate, FragmentHead, Repair
+from holdfast.membership.peer.round_course import RoundCourse
+from holdfast.protocol.messages import Donate, FragmentHead, Open, Posted, Repair
 from holdfast.simulation.batch import broken_by
 from holdfast.simulation.scenario import RunKind, Scenario
 from holdfast.simulation.witnessed_services import promoted
@@ -150,6 +153,24 @@ def _(patch: Patch) -> None:
         return head
 
     patch.setattr(IncomingFragment, "finish", finish)
+
+
+@bug("posted twice", seed=600_149)
+def _(patch: Patch) -> None:
+    def open_again(course: RoundCourse, message: Open) -> Any:
+        known = course.rounds.get(message.round)
+        if known is not None and message.at_step >= known.at_step:
+            known.offered = False
+        return open_round(course, message)
+
+    def posted(course: RoundCourse, message: Posted, norm: float | None, why: str) -> Any:
+        known = course.rounds.get(message.round)
+        offer = message.offer if known is None else known.offer
+        return take(course, evolve(message, offer=offer), norm, why)
+
+    open_round, take = RoundCourse.open, RoundCourse.posted
+    patch.setattr(RoundCourse, "open", open_again)
+    patch.setattr(RoundCourse, "posted", posted)
 
 
 # ---------------------------------------------------------------- in the master

@@ -275,7 +275,8 @@ class TrainerGroup:
         if fragment >= m.FRAGMENTS_MAX:
             raise RemoteProtocolError(f"a model has no fragment {fragment}")
         earlier = self._posts.get(fragment, {})
-        posts = {rank: each for rank, each in earlier.items() if each.round == message.round}
+        offer = message.round, message.offer
+        posts = {r: each for r, each in earlier.items() if (each.round, each.offer) == offer}
         posts[number] = message
         self._posts[fragment] = posts
         if len(posts) < self.world_size:
