@@ -27,6 +27,7 @@ from typing import Any
 import msgpack
 import msgspec
 import trio
+import zstandard
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
@@ -39,7 +40,7 @@ from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
-from holdfast.membership.shared.brief_orders import read_numbers, sum_differences
+from holdfast.membership.shared.packed_orders import PACKED, Heard
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
 from holdfast.protocol import wire
@@ -107,6 +108,8 @@ class Meter:
 
         def metered_encode(message: Any) -> bytes:
             body: bytes = timed_encode(message)
+            if isinstance(message, PACKED):  # it is sent in another form
+                return body
             name = type(message).__name__
             self.sent_bytes[name] += len(body) + _LENGTH.size
             self.sent_count[name] += 1
@@ -175,6 +178,7 @@ class LightPeer:
         self._lock = trio.StrictFIFOLock()
         self._tokens = 0
         self._progress_s = progress_s
+        self._heard = Heard()
 
     async def run(self, heartbeat_s: float) -> None:
         """Take part until cancelled."""
@@ -248,9 +252,13 @@ class LightPeer:
                 self._hear(body, nursery)
 
     def _hear(self, body: bytes, nursery: trio.Nursery) -> None:
-        answer = getattr(self, f"_on_{_name_of(body).lower()}", None)
+        name, fields = _name_of(body), None
+        if name == "Packed":
+            packed = msgpack.unpackb(body)[1]["data"]
+            name, fields, self._heard = _unpacked(packed, self._heard)
+        answer = getattr(self, f"_on_{name.lower()}", None)
         if answer is not None:
-            nursery.start_soon(answer, msgpack.unpackb(body)[1])
+            nursery.start_soon(answer, msgpack.unpackb(body)[1] if fields is None else fields)
 
     async def _wait(self, seconds: float) -> None:
         await trio.sleep(seconds + self._chance.uniform(0, JITTER_S))
@@ -275,23 +283,14 @@ class LightPeer:
         fields = {"round": message["round"], "weight": weight, "norm": 1.0, "step": 0}
         await self.say("Ready", {**fields, "state_root": root_of(message["version"])})
 
-    async def _on_briefreduce(self, message: dict[str, Any]) -> None:
-        # Members joined in the order of their ids, so a number gives the id; all of them
-        # contribute.
-        await self._reduce(message, _owners_of(message["owners"]))
-
     async def _on_reduce(self, message: dict[str, Any]) -> None:
-        contributes = any(each["peer"] == self.peer for each in message["contributors"])
-        owners = sorted({run["peer"] for run in message["plan"]["owners"]})
-        await self._reduce(message, owners if contributes else None)
-
-    async def _reduce(self, message: dict[str, Any], owners: Sequence[str] | None) -> None:
-        """Report a result, and what it carried if it contributes: then ``owners`` is not None."""
+        """Report a result, and what it carried if it contributes."""
         await self._wait(REDUCE_S)
         fields = {"round": message["round"], "attempt": message["attempt"]}
         digest = root_of(message["round"])
         await self.say("Reduced", {**fields, "digest": digest, "manifest": []})
-        if owners is not None:
+        if any(each["peer"] == self.peer for each in message["contributors"]):
+            owners = sorted({run["peer"] for run in message["plan"]["owners"]})
             await self.say("Measured", self._measured(owners))
 
     def _measured(self, owners: Sequence[str]) -> dict[str, Any]:
@@ -309,16 +308,18 @@ class LightPeer:
             self.version += 1
             await self.say("Applied", {"round": message["round"], "head": self._head()})
 
-    _on_briefcommit = _on_commit
-
     def _head(self) -> dict[str, Any]:
         return {"fragment": 0, "version": self.version, "root": root_of(self.version)}
 
 
-@functools.lru_cache(maxsize=4)  # all of them read the same order, and would each keep a list
-def _owners_of(numbers: bytes) -> Sequence[str]:
-    """Return the owners' ids, ascending, out of a brief order, where each may have two runs."""
-    return sorted({peer_of(each) for each in sum_differences(read_numbers(numbers, 10**6)[::3])})
+@functools.lru_cache(maxsize=16)  # all get the same bytes, and would each unpack them
+def _unpacked(data: bytes, heard: Heard) -> tuple[str, dict[str, Any], Heard]:
+    """Return a packed message's name and fields, and what was heard after it."""
+    body = zstandard.ZstdDecompressor(dict_data=heard.dictionary()).decompress(data)
+    name, fields = msgpack.unpackb(body)
+    if name == "View":
+        return name, fields, heard._replace(view=body)
+    return name, fields, heard._replace(order=body) if name == "Reduce" else heard
 
 
 def _name_of(body: bytes) -> str:

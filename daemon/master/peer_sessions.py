@@ -21,8 +21,7 @@ from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.master_effects import Decide, DropPeer, Effect, SendMessage
 from ...membership.master.status.headline import left_s
 from ...membership.master.status.why_waiting import WaitReasons
-from ...membership.shared.brief_orders import OrderWriter
-from ...membership.shared.views import ViewWriter
+from ...membership.shared.packed_orders import Heard, OrderWriter
 from ...protocol import messages as m
 from ...protocol.addresses import host_of, port_of
 from ...protocol.errors import RemoteProtocolError
@@ -60,8 +59,7 @@ class PeerSession:
     broken: dict[str, float] = field(factory=dict)
     replaces: PeerSession | None = None  # until it is decided which of the two ends
     welcomed: bool = False  # no heartbeat is sent before
-    view: m.View | None = None  # the last one sent; the next one is sent as a difference to it
-    orders: dict[int, m.Reduce] = field(factory=dict)  # the last one sent, by fragment
+    heard: Heard = field(factory=Heard)
 
 
 class PeerSessions:
@@ -94,7 +92,6 @@ class PeerSessions:
         self._now = now
         self._superseded = superseded
         self._sessions: dict[str, PeerSession] = {}
-        self._views = ViewWriter()
         self._orders = OrderWriter()
 
     def __len__(self) -> int:
@@ -133,11 +130,7 @@ class PeerSessions:
         """Queue a message for a peer; drop the peer if it does not read or confirm."""
         if isinstance(message, m.Welcome):
             session.welcomed = True
-        if isinstance(message, m.View):
-            before, session.view = session.view, message
-            if before is not None:
-                message = self._views.difference(before, message)
-        message = self._orders.brief(message, session.view, session.orders)
+        message, session.heard = self._orders.pack(message, session.heard)
         if not session.conversation.sends(message):
             log.warning("peer %s confirms no message: dropped", session.peer[:8])
             session.scope.cancel()

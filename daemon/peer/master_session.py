@@ -22,8 +22,7 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from ...membership.shared.brief_orders import OrderReader
-from ...membership.shared.views import changed_view
+from ...membership.shared.packed_orders import OrderReader
 from ...protocol import messages as m
 from ...protocol.addresses import Address, host_of
 from ...protocol.errors import (
@@ -138,7 +137,6 @@ class MasterSession:
         self._message_queue: trio.MemorySendChannel[m.Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
-        self._view: m.View | None = None  # the newest of this session
         self._orders = OrderReader()
 
     @property
@@ -312,7 +310,7 @@ class MasterSession:
         self.search.learn(first)
         conversation = self._conversation = Conversation()
         conversation.hears(first)
-        self._with, self._view = (first.term, first.nonce), None
+        self._with = first.term, first.nonce
         self._orders = OrderReader()
         self._message_queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         self._handle(first)
@@ -392,18 +390,10 @@ class MasterSession:
                     if isinstance(message, m.Refused):
                         return EvictedError(message.code.value, message.reason)
                     conversation.hears(message)
-                    self._receive(message)
+                    self._handle(self._orders.unpack(message))
                     silence.deadline = trio.current_time() + silence_s
         except SESSION_ERRORS as error:
             return error
-
-    def _receive(self, message: m.Message) -> None:
-        if isinstance(message, m.ViewChange):
-            message = changed_view(self._view, message)
-        message = self._orders.whole(message, self._view)
-        if isinstance(message, m.View):
-            self._view = message
-        self._handle(message)
 
     async def _write(
         self,

@@ -69,4 +69,3 @@ addresses = each(text, PEER_ADDRESSES_MAX)
 manifest: Any = max_len(OWNER_RUNS_MAX)  # the first run begins at chunk 0
 leases: Any = max_len(LEASE_RANGES_MAX)
 samples: Any = and_(ge(1), le(SAMPLES_MAX))
-packed: Any = max_len(16 * MEMBERS_MAX)

@@ -6,7 +6,7 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 13  # the oldest protocol version that is accepted; 13 has offers of rounds
+VERSION_MIN = 13  # the oldest protocol version that is accepted; 13 has ``Packed`` orders
 VERSION_MAX = 13  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
@@ -25,6 +25,7 @@ HOSTS_MAX = 16  # hosts of one peer; more than its ranks need, and few enough to
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 CHUNK_UNITS_MAX = 64  # units in a chunk
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
+PACKED_BYTES_MAX = 2**24  # of a packed view or order: as much as a frame has
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line

@@ -6,7 +6,14 @@ from attrs import field, frozen
 from attrs.validators import and_, max_len
 
 from . import fields
-from .limits import AUDITS_MAX, FRAGMENTS_MAX, MASTERS_MAX, MEMBERS_MAX, OWNER_RUNS_MAX
+from .limits import (
+    AUDITS_MAX,
+    FRAGMENTS_MAX,
+    MASTERS_MAX,
+    MEMBERS_MAX,
+    OWNER_RUNS_MAX,
+    PACKED_BYTES_MAX,
+)
 from .parts import (
     Assignment,
     Contributor,
@@ -74,16 +81,10 @@ class View(Message):
 
 
 @frozen
-class ViewChange(Message):
-    """Master: the next view, as its difference from the last view on this connection."""
+class Packed(Message):
+    """Master: a ``View``, ``Reduce`` or ``Commit``; see ``membership/shared/packed_orders.py``."""
 
-    number: int = field(validator=fields.count)
-    base: int = field(validator=fields.count)  # the number of the view that it changes
-    # Changed or new members.
-    changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
-    # By member number.
-    gone: tuple[int, ...] = field(validator=fields.each(fields.count, MEMBERS_MAX))
-    step: int = field(validator=fields.count)
+    data: bytes = field(validator=max_len(PACKED_BYTES_MAX))
 
 
 @frozen
@@ -132,41 +133,6 @@ class Commit(Message):
     contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
     digest: bytes = field(validator=fields.digest)
     # The contributors in each chunk; empty: all are in all chunks.
-    manifest: tuple[ContributorRun, ...] = field(default=(), validator=fields.manifest)
-
-
-@frozen
-class BriefReduce(Message):
-    """Master: ``Reduce``, with members by their numbers in the view ``base`` of this connection.
-
-    What the bytes mean is written in ``membership/shared/brief_orders.py``.
-    """
-
-    round: int = field(validator=fields.count)
-    attempt: int = field(validator=fields.count)
-    fragment: int = field(validator=fields.count)
-    version: int = field(validator=fields.count)
-    view: int = field(validator=fields.count)
-    base: int = field(validator=fields.count)
-    contributors: bytes = field(validator=fields.packed)  # runs of numbers
-    weights: bytes = field(validator=fields.packed)
-    # Empty: all are 1.0.
-    scales: tuple[float, ...] = field(validator=fields.each(fields.finite, MEMBERS_MAX))
-    receivers: bytes = field(validator=fields.packed)  # runs of numbers
-    owners: bytes = field(validator=max_len(17 * OWNER_RUNS_MAX))  # numbers, counts, units
-    plan: Plan  # without owners
-
-
-@frozen
-class BriefCommit(Message):
-    """Master: ``Commit``, with the contributors of this round's ``Reduce`` on this connection."""
-
-    round: int = field(validator=fields.count)
-    attempt: int = field(validator=fields.count)
-    fragment: int = field(validator=fields.count)
-    version: int = field(validator=fields.count)
-    at_step: int = field(validator=fields.count)
-    digest: bytes = field(validator=fields.digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=fields.manifest)
 
 

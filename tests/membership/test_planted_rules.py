@@ -28,30 +28,22 @@ from holdfast.membership.master.state.history import MemberHistory
 from holdfast.membership.master.state.roster import Roster
 from holdfast.membership.master.state.voting_blocs import elect, voices_of
 from holdfast.membership.peer.lease_book import LeaseBook
-from holdfast.membership.shared import layout_difference, views
-from holdfast.membership.shared.brief_orders import OrderReader
+from holdfast.membership.shared import layout_difference, packed_orders
+from holdfast.membership.shared.packed_orders import Heard
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
-from holdfast.protocol.messages import BriefReduce
 from tests.membership import (
     test_audits,
-    test_brief_orders,
     test_inquiry,
     test_lease_book,
     test_leases,
     test_mean_weights,
     test_members,
+    test_packed_orders,
     test_repair,
     test_rounds,
     test_update_history,
-    test_views,
 )
 from tests.planting import Make, Patch, always, take_out
-
-
-def some_views() -> None:
-    """A member leaves, one comes that joined before it, and the role of one changes."""
-    history: Any = test_views.test_every_sequence_of_views_comes_out_as_it_went_in
-    history.hypothesis.inner_test([({3, 5}, {3}, set()), ({1, 5}, {5}, {1}), ({5}, {5}, {5})])
 
 
 def booked(test: Callable[[LeaseBook], None]) -> Callable[[], None]:
@@ -79,12 +71,8 @@ def same_number(real: Any) -> object:
     return next_view
 
 
-def any_view(real: Any) -> object:
-    def whole(self: OrderReader, order: Any, view: Any) -> object:
-        brief = isinstance(order, BriefReduce) and view is not None
-        return real(self, evolve(order, base=view.number) if brief else order, view)
-
-    return whole
+def unchecked(real: Any) -> object:
+    return lambda **how: real(**how | {"write_checksum": False})
 
 
 def anonymous(real: Any) -> object:
@@ -171,17 +159,21 @@ BUGS: dict[str, tuple[tuple[Any, str, Make], Callable[[], None]]] = {
         (layout_difference, "layout_difference", always(None)),
         test_members.test_who_waits_with_another_layout_is_refused_when_the_run_is_founded,
     ),
-    "the gone stay": (
-        (views, "changed_view", lambda real: lambda old, by: real(old, evolve(by, gone=()))),
-        some_views,
+    "views are not heard": (
+        (
+            Heard,
+            "then",
+            lambda real: lambda self, of, data: real(self, of, data)._replace(view=b""),
+        ),
+        test_packed_orders.test_what_hardly_differs_takes_a_few_bytes_for_each_member,
     ),
     "any view is the base": (
-        (views, "changed_view", lambda real: lambda old, by: real(evolve(old, number=by.base), by)),
-        test_views.test_a_change_of_another_view_than_the_known_one_is_refused,
+        (packed_orders.zstandard, "ZstdCompressor", unchecked),
+        test_packed_orders.test_who_has_heard_something_else_is_not_misled,
     ),
-    "an order for any view": (
-        (OrderReader, "whole", any_view),
-        test_brief_orders.test_what_refers_to_nothing_is_refused,
+    "an order of any length": (
+        (packed_orders, "FRAME_BYTES_MAX", lambda _real: 2**40),
+        test_packed_orders.test_a_message_of_another_kind_or_length_is_refused,
     ),
     "what an order takes is not noted": (
         (Leases, "ordered", always(None)),

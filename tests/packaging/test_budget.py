@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_804, "tests": 59_600, "benchmarks": 7_266}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_431, 34_614
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 108, 43, 28, 72, 19
+LINES = {"simulation": 5_804, "tests": 59_488, "benchmarks": 7_267}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_144, 34_460
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 106, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
 
