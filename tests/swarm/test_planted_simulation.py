@@ -374,7 +374,7 @@ def _(patch: Patch) -> None:
     patch.setattr(donor_choice.DonorChoice, "choose", donors)
 
 
-@bug("first root wins", RunKind.HOSTILE, seed=11)
+@bug("first root wins", RunKind.HOSTILE, seed=18)
 def _(patch: Patch) -> None:
     original = state_sync.StateSync.decide
 
