@@ -105,7 +105,7 @@ class Join(TakesCommand):
 @click.option(
     "--map-port/--no-map-port",
     default=True,
-    help="Ask the router for a port (PCP, NAT-PMP or UPnP) if other machines cannot dial this one.",
+    help="Ask the router for a port (PCP or UPnP) if other machines cannot dial this one.",
 )
 @patience_option
 @click.option(

@@ -134,8 +134,7 @@ async def _ask_routers(bound: Sequence[Address]) -> Finding:
     return warning(
         "router",
         f"no router maps a port to this machine: {mapper.why_not}",
-        "switch on UPnP, NAT-PMP or PCP in the router's settings, and `holdfast join` will ask for"
-        " a port",
+        "switch on UPnP or PCP in the router's settings, and `holdfast join` will ask for a port",
     )
 
 

@@ -13,10 +13,6 @@ class MappingError(Exception):
     """The router maps no port; the text says why, for people."""
 
 
-class NotUnderstoodError(MappingError):
-    """The router does not speak the version of the request."""
-
-
 @frozen
 class PortMapping:
     """A port of the router that leads to this machine.

@@ -17,22 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon.port_mapping import gateway_search, port_mapper, upnp_gateway
-from holdfast.daemon.port_mapping.gateway import (
-    Gateway,
-    MappingError,
-    NotUnderstoodError,
-    PortMapping,
-)
-from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
+from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping
+from holdfast.daemon.port_mapping.pcp_gateway import WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
     NONCE_BYTES,
     MapAnswer,
     MapRequest,
-    nat_pmp_address_request,
-    nat_pmp_request,
     pcp_request,
-    read_nat_pmp_address,
-    read_nat_pmp_answer,
     read_pcp_answer,
 )
 from holdfast.daemon.port_mapping.port_mapper import (
@@ -78,18 +69,6 @@ def test_a_request_of_pcp_has_the_bytes_of_the_rfc() -> None:
     assert (six[8:24], six[44:]) == (socket.inet_pton(socket.AF_INET6, "2001:db8::7"), bytes(16))
 
 
-def test_requests_of_nat_pmp_have_the_bytes_of_the_rfc() -> None:
-    """RFC 6886, sections 3.2 to 3.4."""
-    assert nat_pmp_address_request() == bytes([0, 0])
-    port = OWN.port.to_bytes(2, "big")
-    assert nat_pmp_request(REQUEST) == bytes([0, 2, 0, 0]) + port + port + (7_200).to_bytes(
-        4, "big"
-    )
-    assert nat_pmp_request(MapRequest(OWN, NONCE, 0, GIVEN)) == bytes([0, 2, 0, 0]) + port + bytes(
-        6
-    )
-
-
 def test_an_answer_of_pcp_is_read() -> None:
     expected = MapAnswer(GIVEN.host, GIVEN.port, 3_600)
     assert read_pcp_answer(pcp_answer(), REQUEST) == expected
@@ -105,45 +84,25 @@ def test_what_answers_another_request_is_passed_over(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "text"),
+    ("data", "text"),
     [
-        (bytes([0, 0x80 | 1, 0, 1]) + bytes(4), NotUnderstoodError, "version"),
-        (pcp_answer(1), NotUnderstoodError, "version"),
-        (pcp_answer(2), MappingError, "allow nobody"),
-        (pcp_answer(8)[:24], MappingError, "no room"),
-        (pcp_answer(99), MappingError, "error 99"),
+        (bytes([0, 0x80 | 1, 0, 1]) + bytes(4), "version"),
+        (pcp_answer(1), "version"),
+        (pcp_answer(2), "allow nobody"),
+        (pcp_answer(8)[:24], "no room"),
+        (pcp_answer(99), "error 99"),
     ],
     ids=["NAT-PMP", "version", "not authorised", "short", "unknown"],
 )
-def test_a_refusal_of_pcp_says_why(data: bytes, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_a_refusal_of_pcp_says_why(data: bytes, text: str) -> None:
+    with pytest.raises(MappingError, match=text):
         read_pcp_answer(data, REQUEST)
-
-
-def test_answers_of_nat_pmp_are_read() -> None:
-    mapped = bytes([0, 130, 0, 0, 0, 0, 0, 5]) + OWN.port.to_bytes(2, "big")
-    mapped += GIVEN.port.to_bytes(2, "big") + (60).to_bytes(4, "big")
-    expected = MapAnswer("", GIVEN.port, 60)
-    assert read_nat_pmp_answer(mapped, OWN.port) == expected
-    assert read_nat_pmp_answer(mapped, 1) is None
-    where = bytes([0, 128, 0, 0, 0, 0, 0, 5, 203, 0, 113, 9])
-    assert read_nat_pmp_address(where) == GIVEN.host
-    assert read_nat_pmp_address(mapped) is None
-    assert read_nat_pmp_answer(where, OWN.port) is None
-    with pytest.raises(MappingError, match="allow nobody"):
-        read_nat_pmp_answer(bytes([0, 130, 0, 2, 0, 0, 0, 5]), OWN.port)
 
 
 @given(st.binary(max_size=80))
 def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
-    reads: list[Callable[[], MapAnswer | str | None]] = [
-        lambda: read_pcp_answer(data, REQUEST),
-        lambda: read_nat_pmp_answer(data, OWN.port),
-        lambda: read_nat_pmp_address(data),
-    ]
-    for read in reads:
-        with suppress(MappingError):
-            assert isinstance(read(), MapAnswer | str | None)
+    with suppress(MappingError):
+        assert isinstance(read_pcp_answer(data, REQUEST), MapAnswer | None)
 
 
 def test_addresses_that_everybody_can_dial_are_told_apart() -> None:
@@ -186,41 +145,27 @@ def grants(request: bytes) -> bytes:
     return pcp_answer(nonce=nonce, own_port=own_port)
 
 
-def old(request: bytes) -> bytes:
-    """What a router that speaks NAT-PMP only answers."""
-    if request[0] != 0:
-        return bytes([0, request[1] | 0x80, 0, 1, 0, 0, 0, 5])
-    if request[1] == 0:
-        return bytes([0, 128, 0, 0, 0, 0, 0, 5, 203, 0, 113, 9])
-    return bytes([0, 130, 0, 0, 0, 0, 0, 5]) + request[4:6] + b"\x9c\x41" + request[8:12]
-
-
 def gateway(port: int) -> PcpGateway:
     return PcpGateway("127.0.0.1", Address("127.0.0.1", OWN.port), port)
 
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    ("answers", "protocol", "lifetime_s"),
-    [
-        ([grants], "PCP", 3_600),
-        ([lambda _: None, grants], "PCP", 3_600),
-        ([lambda _: b"noise", grants], "PCP", 3_600),
-        ([old], "NAT-PMP", LIFETIME_S),
-    ],
-    ids=["PCP", "a lost datagram", "noise", "NAT-PMP"],
+    "answers",
+    [[grants], [lambda _: None, grants], [lambda _: b"noise", grants]],
+    ids=["at once", "a lost datagram", "noise"],
 )
 async def test_a_router_maps_the_port_and_takes_it_back(
-    answers: list[Callable[[bytes], bytes | None]], protocol: str, lifetime_s: int
+    answers: list[Callable[[bytes], bytes | None]],
 ) -> None:
     async with a_router(*answers) as (port, heard):
         router = gateway(port)
-        assert await router.map() == PortMapping(GIVEN, lifetime_s, protocol)
+        assert await router.map() == PortMapping(GIVEN, 3_600, "PCP")
         count = len(heard)
-        assert await router.map() == PortMapping(GIVEN, lifetime_s, protocol), "renewed"
-        assert heard[count][-16:] != heard[0][-16:] or protocol == "NAT-PMP", "suggests what it has"
+        assert await router.map() == PortMapping(GIVEN, 3_600, "PCP"), "renewed"
+        assert heard[count][-16:] != heard[0][-16:], "suggests what it has"
         await router.unmap()
-        assert heard[-1][8:12] == bytes(4) if protocol == "NAT-PMP" else heard[-1][4:8] == bytes(4)
+        assert heard[-1][4:8] == bytes(4)
         count = len(heard)
         await router.unmap()
         assert len(heard) == count, "there is nothing to give back any more"
@@ -231,7 +176,7 @@ async def test_a_router_that_refuses_or_is_no_such_router_is_said_to() -> None:
     async with a_router(lambda request: pcp_answer(2, nonce=request[24:36])) as (port, _heard):
         with pytest.raises(MappingError, match="allow nobody"):
             await gateway(port).map()
-    with pytest.raises(MappingError, match="speaks neither PCP nor NAT-PMP"):
+    with pytest.raises(MappingError, match="does not speak PCP"):
         await gateway(port).map()
 
 
@@ -255,7 +200,7 @@ async def test_a_mapping_that_nobody_can_dial_is_of_no_use(
 @pytest.mark.real_time
 async def test_a_silent_router_is_given_up() -> None:
     async with a_router(lambda _: None) as (port, heard):
-        with pytest.raises(MappingError, match="answers neither"):
+        with pytest.raises(MappingError, match="does not answer PCP"):
             await gateway(port).map()
         assert len(heard) == len(WAITS_S)
 

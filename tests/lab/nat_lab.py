@@ -49,8 +49,7 @@ class Router:
       forwards: host number by public port: what comes there from outside goes to that host.
       idle_cut_s: it forgets connections that are idle for so long; None: as the kernel does.
       hairpin: what hosts behind it send to its public address is forwarded, too, and back.
-      maps: the protocols by which hosts behind it may have ports mapped: "pcp" (NAT-PMP, too),
-        "upnp".
+      maps: the protocols by which hosts behind it may have ports mapped: "pcp", "upnp".
       shuts_6: no IPv6 connection comes in that it was not asked to let in.
     """
 
