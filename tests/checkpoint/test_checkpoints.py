@@ -161,6 +161,7 @@ def test_what_is_there_already_is_not_written_again(place: FolderStore) -> None:
     "the name is given last",
     "the one before is whole",
 )
+@pytest.mark.fault("everybody is killed, in training or while checkpoints are written")
 def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None:
     root, seen = tmp_path / "place", list[tuple[FragmentHead, ...]]()
     state = founded(SMALL, SMALL)
@@ -236,24 +237,6 @@ def test_a_byte_changed_anywhere_is_refused_or_changes_nothing(place: FolderStor
         assert found.heads() == state.heads(), at
         assert content(found) == content(state), at
     assert harmless < 10, "the header's padding"
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 3))
-def test_bytes_of_any_kind_are_refused(data: bytes, shape: int) -> None:
-    text = json.dumps({"__metadata__": {"holdfast": "{}", "holdfast.blake3": "x"}}).encode()
-    framed = [
-        data,
-        len(data).to_bytes(8, "little") + data,
-        len(text).to_bytes(8, "little") + text + data,
-        b"\x40" + bytes(7) + data,
-    ][shape]
-    place = place_at("memory://any")
-    name = "0-000000001-000001-0123456789ab.safetensors"
-    for _written in place.write(name, "me", [framed]):
-        pass
-    with pytest.raises(CheckpointError):
-        back(place, SMALL)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, -1])

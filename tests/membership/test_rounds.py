@@ -283,7 +283,9 @@ def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
     assert [c.scale for c in table.hear(A, m.Reduce).contributors] == [1.0, 1.0]
 
 
-@pytest.mark.fault("an update is far too large")
+@pytest.mark.fault(
+    "an update is far too large", "the median of the norms", "clipped, refused, in the end removed"
+)
 def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -> None:
     table = started(A, B, C, D)
     peers = [A, B, C, D]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from holdfast.protocol.trust.invite import HOST_PREFIX, Invite
-from tests.processes.harness import Fleet, Status, contributing, member, own_host, run_command, spec
-from tests.processes.test_sharded import SCRIPT, SLOW, join, saved
+from tests.processes.harness import Fleet, own_host, run_command, spec
+from tests.processes.test_sharded import SCRIPT, join, saved
 
 pytestmark = pytest.mark.slow
 
@@ -25,46 +23,31 @@ PORT = 29731 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw
 STRING = re.compile(r"holdfasthost1\.[\w-]+")
 
 
-def torchrun(kind: str, peer: int, save: Path, *script: str) -> list[str]:
+def torchrun(kind: str, peer: int, save: Path) -> list[str]:
     """Return a command of one process on each host."""
     launch = ["-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}"]
     where = ["--master-addr", "{head}", "--master-port", str(PORT), "--nproc-per-node", "1"]
-    own = [str(SCRIPT), "--kind", kind, "--peer", str(peer), "--save", str(save), *script]
+    own = [str(SCRIPT), "--kind", kind, "--peer", str(peer), "--save", str(save)]
     return [sys.executable, *launch, *where, *own]
 
 
 class Site:
-    """A peer of several hosts; the further ones are called NAME-1 and so on."""
+    """A peer of two hosts; the further one is called NAME-1."""
 
-    def __init__(self, fleet: Fleet, name: str, *script: str, kind: str = "fsdp") -> None:
+    def __init__(self, fleet: Fleet, name: str) -> None:
         self.fleet, self.name = fleet, name
-        self.command = torchrun(kind, len(fleet.nodes), saved(fleet, name), *script)
-        self.address = own_host()
-        self.start_head()
+        self.command = torchrun("fsdp", len(fleet.nodes), saved(fleet, name))
+        listen, more = f"{own_host()}:0", ["--hosts", "2"]
+        fleet.join(name, command=self.command, listen=listen, more=more)
         found = STRING.search(fleet.until_log(name, "on each further host run"))
         assert found is not None
         self.string = found[0]
 
-    def start_head(self, hosts: int = 2) -> None:
-        listen, more = f"{self.address}:0", ["--hosts", str(hosts)]
-        self.fleet.join(self.name, command=self.command, listen=listen, more=more)
-
-    def start_host(self, number: int = 1) -> None:
-        name = f"{self.name}-{number}"
+    def start_host(self) -> None:
+        name = f"{self.name}-1"
         state = self.fleet.folder / name
         own = [f"--name={name}", f"--state={state}", "--", *self.command]
         self.fleet.spawn(name, "host", self.string, *own)
-
-    def scripts_of(self, name: str) -> list[psutil.Process]:
-        """Return the processes of the script that run under a daemon."""
-        below = psutil.Process(self.fleet.nodes[name].process.pid).children(recursive=True)
-        return [each for each in below if {str(SCRIPT)} & {*each.cmdline()[1:3]}]
-
-    def trains(self, status: Status, hosts: str) -> bool:
-        """Return whether the peer trains with so many hosts."""
-        found = member(status, self.name)
-        there = found is not None and found["accelerators"].startswith(hosts)
-        return there and contributing(status, self.name)
 
 
 def test_a_peer_of_two_hosts_trains_with_a_plain_one(fleet: Fleet) -> None:
@@ -78,40 +61,6 @@ def test_a_peer_of_two_hosts_trains_with_a_plain_one(fleet: Fleet) -> None:
     weights = {name: load_file(saved(fleet, name)) for name in ("plain", "site")}
     for key, tensor in weights["plain"].items():
         assert torch.equal(tensor, weights["site"][key]), key
-
-
-@pytest.mark.nightly
-def test_a_rank_a_host_and_the_head_die_and_come_back(fleet: Fleet) -> None:
-    fleet.strict = False
-    fleet.start_master(spec(sync_every=4, contributors=2, min_members=1))
-    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
-    site = Site(fleet, "site", *SLOW)
-    site.start_host()
-    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train")
-    fleet.until_committed(2)
-
-    site.scripts_of("site-1")[0].kill()
-    fleet.until_log("site", "the trainer failed")
-    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both train again")
-    fleet.until_committed(2)
-
-    fleet.nodes["site-1"].signal(signal.SIGKILL)
-    fleet.until_log("site", "host site-1 is gone")
-    fleet.until(lambda s: site.trains(s, "1 of 2 hosts"), "the head trains alone")
-    fleet.until_committed(2)
-    site.start_host()
-    fleet.until_log("site", "host site-1 takes part")
-    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train")
-    fleet.until_committed(2)
-    fleet.check_equal("plain", "site")
-    fleet.act("resume", {})
-
-    fleet.kill("site")
-    fleet.until(lambda s: member(s, "site") is None, "the head is gone")
-    site.start_head()
-    fleet.until(lambda s: site.trains(s, "2 of 2 hosts"), "both hosts train again")
-    fleet.until_committed(2)
-    fleet.check_equal("plain", "site")
 
 
 def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Path) -> None:

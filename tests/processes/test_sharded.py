@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -157,104 +157,6 @@ def test_a_pipeline_learns_exactly_what_one_process_learns_from_its_micro_batche
         assert weights.keys() == expected.keys()
         for key, tensor in weights.items():
             assert torch.equal(tensor, expected[key]), (schedule, key)
-
-
-class Roots:
-    """The digests that members reported of each version."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, dict[str, str]] = {}
-
-    def note(self, status: Status) -> None:
-        for row in status["members"]:
-            for head in row["heads"]:
-                if head["state"] == "held":
-                    self.seen.setdefault(head["version"], {})[row["name"]] = head["root"]
-
-    def check(self) -> None:
-        for version, roots in self.seen.items():
-            assert len(set(roots.values())) == 1, (version, roots)
-
-
-@pytest.mark.nightly
-def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
-    """Twenty rounds of one process, FSDP2 over three, tensor parallel over two and copies in
-    two.
-    """
-    roots = Roots()
-
-    def until(condition: Callable[[Status], object], what: str) -> None:
-        def seen(status: Status) -> object:
-            roots.note(status)
-            return condition(status)
-
-        fleet.until(seen, what)
-
-    fleet.start_master(spec(rounds=0))
-    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
-    for name, ranks in (("fsdp", 3), ("tp", 2), ("ddp", 2)):
-        join(fleet, name, name, ranks, *SLOW)
-    until(lambda s: contributing(s, "plain", "fsdp", "tp", "ddp"), "all contribute")
-    fleet.check_equal("plain", "fsdp", "tp", "ddp")
-    fleet.act("resume", {})
-
-    rank = ranks_of(fleet.peer("fsdp")["command_pid"])[1]
-    os.kill(rank, signal.SIGKILL)
-    until(lambda _: fleet.peer("fsdp")["trainer_restarts"], "the group of the rank is gone")
-    until(lambda s: contributing(s, "plain", "fsdp", "tp", "ddp"), "it is back")
-    fleet.kill("tp")
-    until(lambda s: not contributing(s, "tp"), "the daemon is gone")
-    join(fleet, "late", "fsdp", 2, *SLOW)
-    until(lambda s: contributing(s, "plain", "fsdp", "ddp", "late"), "the newcomer contributes")
-    join(fleet, "tp", "tp", 2, *SLOW)
-    names = ("plain", "fsdp", "ddp", "late", "tp")
-    until(lambda s: contributing(s, *names), "all contribute again")
-    fleet.check_equal(*names)
-    goal = max(20, fleet.master()["committed"] + 3)
-    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
-    until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    fleet.check_exits(*names)
-    roots.check()
-    assert len(roots.seen) > 5
-    first, *others = (load_file(saved(fleet, name)) for name in names)
-    for weights in others:
-        assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
-
-
-@pytest.mark.nightly
-def test_a_rank_of_a_pipeline_dies(fleet: Fleet) -> None:
-    """A single process, two stages, and two copies of two stages, at each version with the same
-    bits.
-    """
-    roots, names = Roots(), ("plain", "pipe", "copies")
-
-    def contribute(status: Status) -> object:
-        roots.note(status)
-        return contributing(status, *names)
-
-    def restarted(_status: Status, name: str) -> object:
-        return fleet.peer(name)["trainer_restarts"]
-
-    fleet.start_master(spec(rounds=0))
-    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
-    join(fleet, "pipe", "pipe", 2, *SLOW)
-    join(fleet, "copies", "pipe-fsdp", 4, *SLOW)
-    for name, rank in (("pipe", 1), ("copies", 2)):
-        fleet.until(contribute, "all contribute")
-        os.kill(ranks_of(fleet.peer(name)["command_pid"])[rank], signal.SIGKILL)
-        fleet.until(partial(restarted, name=name), "its group is gone")
-    fleet.until(contribute, "all are back")
-    for _ in range(5):
-        roots.note(fleet.until_committed(1))
-    fleet.check_equal(*names)
-    goal = fleet.master()["committed"] + 3
-    assert fleet.typed("resume", "--rounds", str(goal)).returncode == 0
-    fleet.until_finished(*names)
-    roots.check()
-    assert len(roots.seen) > 5
-    first, *others = (load_file(saved(fleet, name)) for name in names)
-    for weights in others:
-        assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
 
 
 def reload_all(fleet: Fleet, kind: str) -> None:

@@ -28,7 +28,9 @@ def events(status: Status) -> list[str]:
     return [str(event["text"]) for event in status["events"]]
 
 
-@pytest.mark.fault("a trainer crashes")
+@pytest.mark.fault(
+    "a trainer crashes", "its socket closes", "restarted; state from the daemon's memory"
+)
 def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -187,26 +187,6 @@ async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_a
         assert [swarm.peers[n].service.state_service.kept for n in "abc"] == [[], [], []]
 
 
-@pytest.mark.fault("everybody is killed, in training or while checkpoints are written")
-@pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
-async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int) -> None:
-    """Each of them a bit further than the one before; what one has whole is the run's."""
-    text = toml("every_rounds = 4\nkeep_count = 1", fragments=2)
-    async with a_swarm("abc", "", text, disks=tmp_path, disk_turn_s=0.02) as swarm:
-        checkpointers = [swarm.peers[name].service.checkpointer for name in "abc"]
-        await swarm.until(lambda: all(each.newest is not None for each in checkpointers))
-        await swarm.until(lambda: any(each.writing for each in checkpointers))
-        await trio.sleep(0.02 * turns)
-        left = {name: saved(swarm, name)[0] for name in "abc"}
-        for name in "abc":  # what a process that is killed does not clear away
-            (tmp_path / name / f"{left[name].name}.x.part").write_bytes(b"half of it")
-        newest = max(left.values(), key=lambda manifest: manifest.rounds)
-        await all_die(swarm)
-        await swarm.until(lambda: versions(swarm) == [h.version for h in newest.heads], within_s=20)
-        await settled(swarm, "abc", more=5)
-        assert all(len(saved(swarm, name)) <= 2 for name in "abc")
-
-
 def lag(service: WitnessedPeer) -> None:
     """Its outer steps of fragment 0 take longer than those of the others, which come after."""
     apply = service._apply

@@ -19,7 +19,7 @@ from holdfast.daemon.cli.run_tables import format_round_reason, show_rounds
 from holdfast.daemon.curves import EVERYBODY, as_columns, member_columns
 from holdfast.daemon.master import run_recorder
 from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
-from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent
+from holdfast.daemon.metrics_store import PastEvent
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.json_answers import compact
 from holdfast.membership.master.status.headline import headline
@@ -479,16 +479,6 @@ async def test_a_restarted_master_continues_the_history(tmp_path: Path) -> None:
         assert stage.events()[: len(events)] == events
         ids = [event.id for event in stage.events()]
         assert ids == list(range(1, len(ids) + 1))
-
-
-@pytest.mark.fault("the history is damaged")
-async def test_a_damaged_history_is_an_event_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / HISTORY_FILE).write_bytes(b"no database at all, " * 500)
-    async with a_stage(tmp_path) as stage:
-        await stage.commit(2)
-        assert len(stage.rounds()) >= 2
-        (told,) = [event for event in stage.events() if "history" in event.text]
-        assert ".damaged" in told.text
 
 
 @pytest.mark.fault("history cannot be written")
