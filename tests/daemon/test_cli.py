@@ -28,7 +28,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
-from tests.processes.harness import Fleet, Node, alive, member, run_command, spec
+from tests.processes.harness import Fleet, Node, member, run_command, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 INVITE = Invite(
@@ -252,24 +252,6 @@ def test_text_files_of_other_systems_are_read(run: Run, tmp_path: Path, encoding
     assert "is not UTF-8 text" in run("config", "check", str(tmp_path / "run.toml")).line
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("[run", "run.toml"),
-        ("[run]\nnam = 'x'\n", ":2: error: run.nam: unknown key"),
-        ("[membership]\ncontributors = 2\nmin_members = 3\n", "min_members"),
-    ],
-)
-def test_an_invalid_run_toml_is_one_error_line(
-    run: Run, tmp_path: Path, text: str, named: str
-) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    said = run("master", str(path))
-    assert said.status == ExitCode.CONFIG
-    assert named in said.line
-
-
 def test_a_run_toml_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
     missing = tmp_path / "none.toml"
     said = run("master", str(missing))
@@ -402,31 +384,11 @@ def taken() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--listen", "--http"])
-def test_a_taken_port_for_the_master(live: Fleet, taken: str, option: str) -> None:
-    other = "--http" if option == "--listen" else "--listen"
-    name = f"master{option}"
-    arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / name))
-    node = live.spawn(name, "master", *arguments, option, taken, other, "127.0.0.1:0")
-    assert node.wait() == ExitCode.ADDRESS
-    assert taken.rpartition(":")[2] in told(node)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_a_taken_port_for_a_peer(live: Fleet, taken: str, option: str) -> None:
     node = live.join(f"peer{option}", more=(option, taken), command=())
     assert node.wait() == ExitCode.ADDRESS
     assert taken.rpartition(":")[2] in told(node)
     assert "asking the master" not in node.log, "the invite is not used up"
-
-
-@pytest.mark.slow
-def test_a_state_directory_in_use(live: Fleet) -> None:
-    arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / "master"))
-    node = live.spawn("master-again", "master", *arguments, "--listen", "127.0.0.1:0")
-    assert node.wait() == ExitCode.ADDRESS
-    assert "in use by another holdfast master (process " in told(node)
-    assert "--state DIR" in node.log
 
 
 @pytest.mark.slow
@@ -562,41 +524,6 @@ def small(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet(tmp_path) as fleet:
         fleet.start_master(spec(min_members=1))
         yield fleet
-
-
-def training(fleet: Fleet) -> tuple[Node, int]:
-    """Start a peer, and return it and its trainer's process id once it is in the run."""
-    node = fleet.join("p", command=("sleep", "600"))
-    fleet.until(lambda _: fleet.peer("p")["number"], "it knows that it is in the run")
-    return node, fleet.peer("p")["command_pid"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals) -> None:
-    peer, trainer = training(small)
-    peer.signal(number)
-    assert peer.wait() == 0
-    assert ours(peer) == []
-    assert not alive(trainer)
-    assert member(small.master(), "p") is None
-    master = small.nodes["master"]
-    master.signal(number)
-    assert master.wait() == 0
-    assert "holdfast: " not in "".join(ours(master))
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
-    peer, trainer = training(small)
-    small.nodes["master"].signal(signal.SIGSTOP)  # it will not release the peer
-    peer.signal(signal.SIGINT)
-    small.until_log("p", "leaving")
-    assert peer.process.poll() is None
-    peer.signal(signal.SIGINT)
-    assert peer.wait() == ExitCode.INTERRUPTED
-    assert "without draining" in told(peer)
-    assert not alive(trainer)
 
 
 @pytest.mark.slow

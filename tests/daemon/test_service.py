@@ -25,8 +25,9 @@ from tests.processes.harness import Fleet, spec
     "SIGTERM",
     "it drains, and ends with status 0; a second one ends it at once",
 )
-def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
-    """systemd sends SIGTERM once; an impatient operator sends it again."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_term_drains_and_a_second_one_stops_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    """systemd sends SIGTERM once, Ctrl+C is SIGINT; an impatient operator sends it again."""
     with Fleet(tmp_path) as fleet:
         master = fleet.start_master(spec())
         for name in ("alder", "birch"):
@@ -35,20 +36,21 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         alder, birch = fleet.nodes["alder"], fleet.nodes["birch"]
         while not (fleet.peer("alder")["attached"] and fleet.peer("birch")["attached"]):
             assert alder.process.poll() is None
-        alder.signal(signal.SIGTERM)
+        alder.signal(number)
         assert alder.wait() == 0
         assert "leaving after the round in flight" in alder.log
         fleet.until(lambda s: s["counts"]["live"] == 1, "one has left")
         assert any("leaves: stopped by its owner" in e["text"] for e in fleet.master()["events"])
         master.signal(signal.SIGSTOP)  # nobody lets the other one go
-        birch.signal(signal.SIGTERM)
+        birch.signal(number)
         while "leaving after" not in birch.log:
             assert birch.process.poll() is None
         assert birch.process.poll() is None, "it drains"
-        birch.signal(signal.SIGTERM)
+        birch.signal(number)
         assert birch.wait() == ExitCode.INTERRUPTED, "without waiting for the master"
+        assert "stopped without draining" in birch.log
         master.signal(signal.SIGCONT)
-        master.signal(signal.SIGTERM)
+        master.signal(number)
         assert master.wait() == 0
 
 

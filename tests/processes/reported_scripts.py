@@ -16,25 +16,21 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 
 INPUTS = 8
 BATCH = 16
-IDLE_S = 600  # of what a script leaves behind: longer than any test
 
 Batches = Iterator[torch.Tensor]
 
@@ -83,15 +79,6 @@ def workers_at_the_end() -> Script:
     return Script(linear(), batches=loaded)
 
 
-def a_helper_outlives_it() -> Script:
-    """wandb#919, wandb#5187, fairseq#4619: a background process holds the output, and the job never
-    ends.
-    """
-    return Script(
-        linear(), at_start=lambda: subprocess.Popen(["sleep", str(IDLE_S)], start_new_session=True)
-    )
-
-
 def a_forked_child_exits() -> Script:
     """wandb#1927: a child of the script ends as Python does, with all that was registered for the
     end.
@@ -125,38 +112,6 @@ def a_step_from_a_thread() -> Script:
 # ---------------------------------------------------------------- models
 
 
-def channels_last() -> Script:
-    """pytorch#79043, pytorch#47163: weights that are not contiguous in the usual order."""
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 1))
-    return Script(
-        model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
-        inputs=lambda batch: batch.repeat(1, 4).reshape(BATCH, 2, 4, 4),
-    )
-
-
-def transposed_weights() -> Script:
-    """torchlibrosa#14: a weight is a transposed tensor."""
-    model = nn.Sequential(nn.Linear(INPUTS, 8), nn.Linear(8, 1))
-    model[0].weight = nn.Parameter(torch.randn(INPUTS, 8).t())
-    return Script(model)
-
-
-def complex_weights() -> Script:
-    """pytorch#71613, pytorch#158753: complex weights, whose imaginary parts are lost without a
-    word.
-    """
-    model = linear()
-    model.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
-    return Script(model)
-
-
-def lazy_layers() -> Script:
-    """torchrec#740, stable-pretraining#189: layers that take their shapes from the first batch."""
-    return Script(
-        nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(1)), torch.optim.SGD([torch.zeros(1)])
-    )
-
-
 def parametrized() -> Script:
     """pytorch#61470, pytorch-lightning#1550: weights that are computed of other parameters, with
     buffers that change in training.
@@ -165,17 +120,6 @@ def parametrized() -> Script:
     nn.utils.parametrizations.weight_norm(model[0])
     nn.utils.parametrizations.spectral_norm(model[1])
     return Script(model)
-
-
-def checkpointed_and_compiled() -> Script:
-    """torchtitan#2622, pytorch#101107: wrappers give tensors names that no other program knows."""
-    model = linear()
-    inner: Any = torch.compile(model[0], backend="eager")
-    model[0] = inner
-    compiled: Any = torch.compile(model, backend="eager")
-    return Script(
-        compiled, inputs=lambda batch: checkpoint(lambda x: x, batch, use_reentrant=False)
-    )
 
 
 def sparse_gradients() -> Script:
@@ -192,18 +136,6 @@ def odd_names() -> Script:
         {name: torch.ones(2) for name in ("a/b", "<i>é", " ", "%s")}
     )
     return Script(model)
-
-
-def a_name_of_two_lines() -> Script:
-    """A name that would break every line it is printed in."""
-    model = linear()
-    model[0].weights = nn.ParameterDict({"a\nb": torch.ones(2)})
-    return Script(model)
-
-
-def nothing_to_train() -> Script:
-    """A model without parameters."""
-    return Script(nn.Identity(), torch.optim.SGD([torch.zeros(1)]))
 
 
 # ---------------------------------------------------------------- what scripts do to the model
@@ -274,12 +206,6 @@ def silent_logging() -> Script:
         logging.disable(logging.CRITICAL)
 
     return Script(linear(), at_start=silence)
-
-
-def a_progress_bar() -> Script:
-    """ray#9233: a bar that is drawn again and again in one line that never ends."""
-    bar = "\r 7%|" + 200 * "█" + "\x1b[A\x00\x1b]0;owned\x07"
-    return Script(linear(), at_step=lambda _: print(50 * bar, end="", flush=True))
 
 
 def a_folder_that_is_gone() -> Script:

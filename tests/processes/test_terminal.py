@@ -113,56 +113,6 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     assert out.stat().st_size > 0
 
 
-def test_a_lost_master_is_told_and_so_is_its_return(fleet: Fleet, terminal: Terminal) -> None:
-    fleet.start_master(spec(min_members=1))
-    shown = Shown(fleet, terminal, script=TRAIN)
-    try:
-        terminal.until(lambda: "contributor  round " in terminal.lines[-1], "it trains")
-        fleet.kill("master")
-        terminal.until_shown("the master is gone")
-        terminal.until(lambda: "no master" in terminal.lines[-1] or "looking" in terminal.lines[-1],
-                       "the living line says so")  # fmt: skip
-        fleet.restart_master()
-        terminal.until_shown("the master is back")
-        assert shown.end() == ExitCode.OK
-    finally:
-        shown.kill()
-
-
-def test_a_script_that_floods_the_terminal_does_not_hinder_the_end(
-    fleet: Fleet, terminal: Terminal
-) -> None:
-    fleet.start_master(spec(min_members=1))
-    shown = Shown(fleet, terminal, script="exec yes 'a flood of lines'")
-    try:
-        terminal.until(lambda: len(terminal.lines) > 10_000, "the flood")
-        assert shown.end() == ExitCode.OK
-    finally:
-        shown.kill()
-    assert any(line.startswith("leaving after the round") for line in terminal.lines)
-    assert "left the run" in terminal.lines
-    assert terminal.lines[-1] == ""
-
-
-def test_a_log_has_a_line_for_each_event_and_no_escape_sequences(
-    fleet: Fleet, terminal: Terminal
-) -> None:
-    fleet.start_master(spec(min_members=1, rounds=6))
-    (fleet.folder / "go").touch()
-    node = fleet.join("alder", founder=True, command=("sh", "-c", f"{GARBAGE} {BAR} {TRAIN}"))
-    assert node.wait() == 0
-    lines = node.log.splitlines()
-    for text in ("half a line", " 90%|###", "the trainer has attached", "the run is finished"):
-        assert any(text in line for line in lines), text
-    assert not any(" 10%|" in line for line in lines), "a bar's last state only"
-    assert "\x1b" not in node.log
-    assert "\r" not in node.log
-    assert any(line.startswith("took part for ") for line in lines)
-    told = fleet.nodes["master"].log
-    assert "alder (" in told
-    assert "all 6 rounds are committed" in told
-
-
 def test_a_quiet_peer_prints_errors_only(fleet: Fleet) -> None:
     fleet.start_master(spec(min_members=1, rounds=3), more=("--quiet",))
     node = fleet.join(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast.client.attach_errors import AttachRefused
 from holdfast.client.boundary import BoundaryMachine
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.diloco.fragments import BUFFER, COUNTER, PARAMETER
+from holdfast.diloco.fragments import PARAMETER
 from holdfast.diloco.outer import merged
 from holdfast.protocol import messages as m
 from holdfast.protocol.arena import (
@@ -38,26 +38,18 @@ INPUTS = 8
 TOKENS = 16  # of a step
 RATE = 1e-2
 PAUSE_S = 0.03  # rounds of ten steps are enough: more of them only heat the machine
-FLOATS = ("bfloat16", "float16", "float64")
-INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 WAITED, STEPPED = 0, 1  # indices into ``Arena.seconds``
 
 
-def make_layout(width: int, every_kind: bool) -> m.ModelLayout:
-    """A model of two linear layers; with ``every_kind`` also tensors of every other type."""
+def make_layout(width: int) -> m.ModelLayout:
+    """A model of two linear layers."""
     tensors = [
         m.TensorSpec("0.weight", (width, INPUTS), "float32", PARAMETER),
         m.TensorSpec("0.bias", (width,), "float32", PARAMETER),
         m.TensorSpec("2.weight", (1, width), "float32", PARAMETER),
         m.TensorSpec("2.bias", (1,), "float32", PARAMETER),
     ]
-    if every_kind:
-        for dtype in FLOATS:
-            tensors.append(m.TensorSpec(f"{dtype}s", (3,), dtype, PARAMETER))
-            tensors.append(m.TensorSpec(f"{dtype}_mean", (), dtype, BUFFER))
-        tensors += [m.TensorSpec(f"{dtype}s", (2, 1), dtype, COUNTER) for dtype in INTEGERS]
-        tensors.append(m.TensorSpec("nothing", (0, 4), "float32", PARAMETER))
     return m.ModelLayout(tuple(tensors))
 
 
@@ -258,12 +250,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds after every step")
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
-    parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
     parser.add_argument("--figures", action="store_true", help="log two figures at every step")
     parser.add_argument("--save", type=Path, help="the final values")
     arguments = parser.parse_args()
 
-    run = TinyRun(make_layout(arguments.width, arguments.every_kind))
+    run = TinyRun(make_layout(arguments.width))
     while not run.machine.finished:
         loss = max(each.train(arguments.rank, run.machine.step) for each in run.fragments)
         run.step(loss)

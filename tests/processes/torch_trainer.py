@@ -43,19 +43,6 @@ def make_model(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, 1))
 
 
-def add_every_kind(model: nn.Module) -> None:
-    """Tensors of every type that a model may have, 0-dim and empty ones too."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        name = str(dtype).removeprefix("torch.")
-        model.register_parameter(f"{name}s", nn.Parameter(torch.rand(3, dtype=dtype)))
-        model.register_buffer(f"{name}_mean", torch.rand((), dtype=dtype))
-    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        name = str(dtype).removeprefix("torch.")
-        model.register_buffer(f"{name}s", torch.ones((2, 1), dtype=dtype))
-    model.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
-    model.register_buffer("scale", torch.tensor(True))
-
-
 def make_optimizer(model: nn.Module, kind: str, rate: float) -> torch.optim.Optimizer:
     if kind == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate)
@@ -113,7 +100,6 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after every step")
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
     parser.add_argument("--fault", type=Path, help="fail as this file says; removes it")
-    parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
     parser.add_argument("--save", type=Path, help="the final parameters")
     parser.add_argument("--losses", type=Path, help="the step and loss of every step, in hex")
     arguments = parser.parse_args()
@@ -121,8 +107,6 @@ def main() -> None:
     skip_the_compiler()
     torch.set_num_threads(1)
     model = make_model(arguments.width)
-    if arguments.every_kind:
-        add_every_kind(model)
     optimizer = make_optimizer(model, arguments.optimizer, arguments.rate)
     with holdfast.attach(model, optimizer) as run:
         while not run.finished:
