@@ -294,37 +294,6 @@ def test_blocks_that_were_handed_out_do_not_change(folder: Path) -> None:
     assert b"".join(blocks) == b"".join(later) == before
 
 
-def test_the_last_release_frees_the_copy() -> None:
-    state = founded(SMALL)
-    assert state.fragments[0].pin(0, "a")
-    assert state.fragments[0].pin(0, "b")
-    advance(state)
-    state.fragments[0].release("a", 0)
-    state.fragments[0].release("a", 0)
-    state.fragments[0].release("a", 7)
-    assert copied(state, 0) == (0,)
-    assert state.fragments[0].pin(0, "c")  # still here: another one may come
-    state.release_receiver("b")
-    state.release_receiver("c")
-    assert (pinned(state, 0), copied(state, 0)) == ((), ())
-    with pytest.raises(NotHeldError):
-        state.fragments[0].index(0)
-    assert not state.fragments[0].pin(0, "a")
-
-
-def test_a_version_may_be_pinned_before_it_comes() -> None:
-    state = founded(SMALL)
-    assert state.fragments[0].pin(1, "a")
-    with pytest.raises(NotHeldError):
-        state.fragments[0].index(1)
-    advance(state)
-    before = content(state)
-    assert copied(state, 0) == ()
-    advance(state)
-    assert served(state, 1) == before
-    assert not make_state(SMALL).fragments[0].pin(0, "a")
-
-
 def test_readers_never_see_a_torn_block_while_a_thread_applies() -> None:
     state = founded(SIZE)
     state.fragments[0].pin(0, "a")
@@ -571,6 +540,7 @@ operations = st.lists(
 def test_what_is_pinned_is_served_and_what_is_not_is_freed(
     script: list[tuple[str, int, str]],
 ) -> None:
+    assert not make_state(SMALL).fragments[0].pin(0, "a"), "there is nothing yet"
     state = founded(SMALL)
     history = [content(state)]
     pins: set[tuple[int, str]] = set()

@@ -237,19 +237,6 @@ def test_figures_reach_the_dashboard_without_those_that_are_not_finite() -> None
             run.log(**{f"figure_{number}": 0.0 for number in range(33)})
 
 
-def test_the_cost_of_a_quiet_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """Reported, not checked: machines differ, and a busy one would fail for no reason."""
-    with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
-        count = 20_000
-        started_s = time.perf_counter()
-        for _ in range(count):
-            run.step(loss=1.0, tokens=768)
-        cost_s = (time.perf_counter() - started_s) / count
-        assert run.global_step == count
-    with capsys.disabled():
-        print(f" [a quiet step costs {cost_s * 1e6:.2f} microseconds] ", end="")
-
-
 # ---------------------------------------------------------------- rounds without overlap
 
 

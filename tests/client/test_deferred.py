@@ -104,41 +104,6 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     assert bench.posted.values(0).tolist() == [-0.75] * 4 + [0.0] * 2
 
 
-def test_the_next_operation_finishes_the_present_one() -> None:
-    slow = Slow()
-    bench = Bench(slow)
-    bench.train(1.0)
-    bench.replica.post()
-    bench.train(0.5)
-    bench.move(8.0)
-    bench.replica.withdraw()  # it was late: the run went on without it
-    assert bench.replica.written
-    bench.replica.merge(contributed=False)
-    bench.replica.post()  # the merge first
-    assert bench.now() == [9.5] * 4
-    bench.replica.finish()
-    assert bench.posted.values(0).tolist() == [-1.5] * 4 + [0.0] * 2
-
-
-@pytest.mark.parametrize("operation", ["post", "merge"])
-def test_a_load_drops_the_present_operation(operation: str) -> None:
-    slow = Slow()
-    bench = Bench(slow)
-    bench.train(1.0)
-    bench.move(8.0)
-    if operation == "post":
-        bench.replica.post()
-    else:
-        bench.replica.merge(contributed=False)
-    bench.move(8.0)
-    bench.replica.load()
-    slow.end()
-    bench.replica.advance()
-    assert not bench.replica.under_way
-    assert not bench.replica.written
-    assert bench.now() == [16.0] * 4
-
-
 @pytest.mark.parametrize("work", ["early", "late"])
 def test_a_load_waits_for_the_thread_that_reads_the_anchor(work: Work) -> None:
     slow = Slow(work)

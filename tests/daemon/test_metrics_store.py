@@ -231,15 +231,6 @@ def test_a_history_of_another_version_is_renamed_unchanged(kept: Kept) -> None:
     assert "version 99" in kept.warnings[0]
 
 
-def test_without_a_writable_file_the_history_is_in_memory(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    history = MetricsStore(tmp_path / "no-such-folder" / HISTORY_FILE, warnings.append)
-    history.write([point(1e9, 1.0)])
-    assert column(history, "loss") == [1.0]
-    (warning,) = warnings
-    assert "no history is stored" in warning
-
-
 @pytest.mark.fault(
     "history cannot be written",
     "their errors",

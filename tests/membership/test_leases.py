@@ -252,35 +252,11 @@ def test_nobody_gets_more_than_an_epoch_at_once_or_holds_more_than_some() -> Non
     assert desk.trainers["a"].held.count == HELD_EPOCHS_MAX * LENGTH - 10 + 5  # the wish was kept
 
 
-def test_a_commit_spends_what_was_trained_and_not_what_was_drawn() -> None:
-    desk = working(10, 6)
-    assert desk.commit(desk.open("a"), "a") == ranges((0, 6))
-    assert desk.leases.held["a"] == ranges((6, 10))
-
-
 def test_an_update_on_its_way_may_name_what_a_commit_has_spent() -> None:
     """With several fragments, a sample is in the next update of each of them."""
     desk = working(6, 4)
     desk.commit(desk.open("a"), "a")
     assert desk.leases.may_post("a", (m.LeaseRange(0, 6),))
-
-
-def test_an_update_that_is_in_no_mean_spends_nothing() -> None:
-    desk = Desk()
-    for peer in ("a", "b"):
-        desk.want(peer, 4)
-        desk.trainers[peer].train(4)
-    posted = desk.open("a", "b")
-    assert desk.commit(posted, "a") == ranges((0, 4))
-    assert desk.commit(desk.open("b"), "b") == ranges((4, 8)), "it names them again"
-
-
-def test_an_aborted_round_spends_nothing() -> None:
-    desk = working(4)
-    desk.open("a")
-    desk.abort()
-    assert desk.leases.held["a"] == ranges((0, 4))
-    assert desk.commit(desk.open("a"), "a") == ranges((0, 4))
 
 
 def test_who_is_gone_finds_its_leases_until_the_deadline_and_then_others_do() -> None:
@@ -331,35 +307,6 @@ def test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over(commits
         assert desk.want("c", 2) == ranges((0, 2))
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_who_is_back_during_its_reduction_does_not_train_again_on_what_that_spends(
-    commits: bool,
-) -> None:
-    """It dropped the round as its session ended, so it would draw those samples again."""
-    desk = working(8, 4)
-    posted = desk.open("a")
-    desk.leases.ordered(desk.round, ["a"])
-    desk.leave("a")
-    desk.back("a")
-    if commits:
-        assert desk.commit(posted, "a") == ranges((0, 4))
-        assert desk.trainers["a"].held == ranges((4, 8))
-        assert not desk.leases.may_post("a", (m.LeaseRange(0, 8),))
-    else:
-        desk.abort()
-        assert desk.trainers["a"].held == ranges((0, 8))
-
-
-def test_an_update_of_given_away_leases_is_refused_and_its_peer_told() -> None:
-    desk = working(4)
-    desk.leave("a")
-    desk.wait(DEADLINE_S + 0.1)
-    desk.want("b", 3)
-    desk.attach("a")  # and does not say what it holds
-    assert desk.open("a") == {}
-    assert not desk.trainers["a"].held
-
-
 def test_a_spare_gives_its_leases_back() -> None:
     desk = Desk()
     desk.want("a", 4)
@@ -381,13 +328,6 @@ def test_after_a_restart_nothing_is_given_twice_while_members_are_awaited() -> N
     assert not (desk.trainers["b"].held & ranges((0, 4))), "a may come back with them"
     desk.back("a")
     assert desk.trainers["a"].held == ranges((0, 4))
-
-
-def test_a_rewind_frees_what_the_void_commit_had_spent() -> None:
-    desk = working(4)
-    desk.commit(desk.open("a"), "a")
-    desk.rewind()
-    assert desk.want("b", 4) == ranges((0, 4))
 
 
 def test_another_data_set_gets_no_leases_and_hears_the_runs_length() -> None:

@@ -194,13 +194,6 @@ def test_what_a_joiner_receives_follows_each_fragments_codec() -> None:
     assert [catch_up.result_bytes(fragment) for fragment in (0, 1)] == [25_600, 3_400]
 
 
-def test_a_fast_peer_owns_more() -> None:
-    slow, fast = Bandwidth(1e6, 1e6), Bandwidth(3e6, 3e6)
-    plan, _ = planned(FragmentSize(2**24, 0, 0), [slow, slow, fast])
-    chunks = owned(plan)
-    assert chunks[PEERS[2]] > chunks.get(PEERS[0], 0)
-
-
 def test_the_estimate_of_eight_residential_peers() -> None:
     slow, fast = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(1000 * MBIT, 1000 * MBIT)
     plan, estimate = planned(FragmentSize(25_000_000, 0, 0), [*[slow] * 6, *[fast] * 2])

@@ -16,7 +16,6 @@ from holdfast.membership.planning.shares import (
     shares_s,
 )
 
-MBIT = 125_000.0
 SIZE = 1e8  # bytes; what a fragment of 25 million values takes
 rates = st.floats(1e4, 1e9)
 bandwidths = st.builds(Bandwidth, rates, rates)
@@ -65,16 +64,6 @@ def test_symmetric_lines_have_the_closed_form(speeds: list[float]) -> None:
     shares = best_shares(work)
     assert shares_s(work, shares) == pytest.approx(best_s)
     assert shares == pytest.approx([part / sum(raw) for part in raw], rel=1e-5, abs=1e-5)
-
-
-def test_eight_residential_peers() -> None:
-    """Six at 20/300, two at 1000 Mbit/s: the slow uplinks are the bound."""
-    slow, fast = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(1000 * MBIT, 1000 * MBIT)
-    work = Workload((*[slow] * 6, *[fast] * 2), 8, SIZE, SIZE)
-    shares = best_shares(work)
-    assert bound_s(work) == pytest.approx(SIZE / (20 * MBIT))
-    assert shares_s(work, shares) == pytest.approx(bound_s(work))
-    assert shares == pytest.approx([0.0] * 6 + [0.5] * 2)
 
 
 def test_one_or_two_peers() -> None:
@@ -149,13 +138,6 @@ def test_more_bandwidth_is_never_slower(
 
 
 # ---------------------------------------------------------------- pairs, codecs, listeners
-
-
-def test_a_contributor_that_not_all_can_reach_owns_nothing() -> None:
-    work = evolve(symmetric([1e6, 1e6, 1e6, 1e6]), pair_limits={(0, 1): 0.0})
-    shares = best_shares(work)
-    assert shares == pytest.approx([0.0, 0.0, 0.5, 0.5])
-    assert shares_s(work, [0.25] * 4) == float("inf")
 
 
 def test_an_owner_must_reach_those_who_only_listen() -> None:

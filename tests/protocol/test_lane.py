@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import trio
 import trio.testing
@@ -203,35 +201,6 @@ async def test_a_buffer_of_the_wrong_size_is_a_local_error() -> None:
 def test_one_key_for_both_directions_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         Lane(trio.testing.memory_stream_pair()[0], KEYS[0], KEYS[0])
-
-
-@pytest.mark.real_time
-async def test_a_lane_over_a_real_socket_shows_how_it_ended() -> None:
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    near_stream = await trio.open_tcp_stream("127.0.0.1", port)
-    near = Lane(near_stream, *KEYS)
-    far_stream = await listener.accept()
-    far = Lane(far_stream, KEYS[1], KEYS[0])
-    payload = os.urandom(3 * 2**20)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(near.open)
-        await far.wait_open()
-        nursery.start_soon(near.send, header(payload), payload)
-        room = memoryview(bytearray(len(payload)))
-
-        async def place(_: FrameHeader) -> memoryview:
-            return room
-
-        await far.receive(place)
-        assert room == payload
-    await near_stream.aclose()
-    with pytest.raises(trio.EndOfChannel):
-        await far.receive(nowhere)
-    await far_stream.aclose()
-    with pytest.raises(trio.ClosedResourceError):
-        await far.receive(nowhere)
-    await listener.aclose()
 
 
 def test_every_lane_and_direction_has_its_own_key() -> None:

@@ -220,31 +220,3 @@ async def test_a_cancelled_handlers_stream_is_closed() -> None:
     with trio.move_on_after(1):
         await run_handler(handler, None, near, "there")
     assert await far.receive_some() == b""
-
-
-class Sulking(trio.abc.Stream):
-    """A stream whose other side does not read the end."""
-
-    closed = False
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await trio.sleep_forever()
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await trio.sleep_forever()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await trio.sleep_forever()
-
-    async def aclose(self) -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            self.closed = True
-
-
-async def test_closing_does_not_wait_for_a_reader() -> None:
-    stream = Sulking()
-    await MessageStream(stream).aclose()
-    assert stream.closed
-    assert 0 < trio.current_time() < 5
