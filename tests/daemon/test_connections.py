@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +20,7 @@ from holdfast.daemon.web import connections as module
 from holdfast.daemon.web.connections import SEND_S, Connections, connections_max
 from holdfast.daemon.web.http_server import bind_http
 from holdfast.protocol.addresses import Address
-from tests.background import background
+from tests.background import background, until
 
 ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ANSWER = b"here"
@@ -71,11 +71,6 @@ class App:
         before = self.waiting
         await stream.send_all(ASK.replace(b"/", b"/wait", 1))
         await until(lambda: self.waiting > before)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    while not what():
-        await trio.sleep(POLL_S)
 
 
 def descriptors() -> int:

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from holdfast.daemon.peer.trainer.supervisor import TrainerEnd, TrainerSuperviso
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
-from tests.background import background
+from tests.background import background, until
 from tests.processes.harness import alive
 
 pytestmark = pytest.mark.real_time
@@ -40,12 +39,6 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shell(script: str, tmp_path: Path, **how: Any) -> TrainerSupervisor:
     return TrainerSupervisor(["sh", "-c", script], tmp_path / "sock", member="me", **how)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.01)
 
 
 async def until_exists(path: Path) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
-import trio
 from attrs import evolve
 
 from holdfast.client.attach_errors import DaemonGone
@@ -27,8 +26,9 @@ from holdfast.protocol.arena import (
     WAITING_SLOT,
     Arena,
 )
+from tests.background import until
 
-from .test_bridge import HANGS_S, folder, on_thread, serving
+from .test_bridge import folder, on_thread, serving
 
 __all__ = ["folder"]
 
@@ -92,12 +92,6 @@ async def handed(ranks: Sequence[DaemonConnection], count: int) -> list[list[m.M
         for descriptor in rank.take_descriptors():
             os.close(descriptor)
     return found
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(HANGS_S):
-        while not condition():
-            await trio.sleep(0.005)
 
 
 async def loaded(bridge: UnixBridge, ranks: Sequence[DaemonConnection]) -> tuple[Arena, Arena]:
