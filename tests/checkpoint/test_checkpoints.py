@@ -71,17 +71,6 @@ def test_other_programs_can_read_it(place: FolderStore) -> None:
         assert np.array_equal(found[f"{number}.counters"], state.fragments[number].parts.counters)
 
 
-def test_by_a_url(place: FolderStore) -> None:
-    remote = place_at(f"memory://{place.root.name}/run")
-    state = founded(SIZE, SMALL)
-    save(remote, state)
-    assert back(remote, SIZE, SMALL).heads() == state.heads()
-    advance(state)
-    save(remote, state, step=500)
-    assert back(remote, SIZE, SMALL).heads() == state.heads()
-    assert len(checkpoints.prune(remote, "run", keep_count=1, keep_s=0, now_s=0)) == 1
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["write", "0", "1", "2"]), max_size=40))
 def test_it_is_of_one_instant_whatever_is_applied_meanwhile(effects: list[str]) -> None:

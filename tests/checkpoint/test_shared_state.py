@@ -121,15 +121,6 @@ def test_the_root_is_that_of_the_written_bytes() -> None:
     assert state.arena.version(0) == 2
 
 
-def test_equal_states_have_equal_roots() -> None:
-    left, right = founded(SIZE, SMALL), founded(SIZE, SMALL)
-    for _ in range(3):
-        for fragment in (1, 0):
-            assert advance(left, fragment) == advance(right, fragment)
-    assert left.heads() == right.heads()
-    assert content(left) == content(right)
-
-
 @given(st.integers(0, 7 * 4 + 4 * 4 + 2 * 8 - 1), st.integers(0, 7))
 def test_any_bit_changes_the_root(byte: int, bit: int) -> None:
     state = founded(SMALL)

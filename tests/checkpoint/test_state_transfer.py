@@ -356,15 +356,6 @@ async def test_a_version_that_lies_on_disk_needs_no_donor(newer: bool) -> None:
     assert content(target) == content(saved)
 
 
-async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
-    target = trained(3)
-    before = content(target)
-    async with a_world(target) as world:
-        with pytest.raises(FetchFailedError):
-            await world.joiner.fetch(SyncFragment(trained().heads()[0], ()))
-    assert (content(target), target.heads()) == (before, trained(3).heads())
-
-
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
     source.apply(0, 3, source.fragments[0].parts.counters.copy(), lambda v, m: None)

@@ -96,24 +96,6 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
     assert taken_s < 5.0  # the fast donor alone needs 3.2 s, the slow one 12.6
 
 
-async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> None:
-    world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
-    source = founded(SIZE)
-    async with background() as nursery:
-        states = [make_state(SIZE), source, founded(SIZE)]
-        nodes = await start(nursery, world, states)
-
-        async def crash() -> None:
-            await trio.sleep(2)
-            world.crash("host1")
-
-        nursery.start_soon(crash)
-        order = m.SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
-        report = await nodes[0].joiner.fetch(order)
-    assert report.bad_donors == ()
-    assert states[0].heads() == source.heads()
-
-
 @pytest.mark.parametrize("fault", ["freeze", "corrupt"])
 async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault: str) -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)

@@ -77,19 +77,6 @@ def test_tokens_count_from_the_last_contribution_of_the_fragment() -> None:
         machine.end_round(committed(number, step))
 
 
-def test_an_aborted_round_leaves_its_tokens_to_the_next_one() -> None:
-    machine = attached()
-    machine.open_round(opened(1, at_step=1))
-    train(machine)
-    machine.post(0)
-    ended = machine.end_round(RoundEnded(1, 0, False, False, 3, 1, LIMIT))
-    assert ended == EndedRound(posted=True, contributed=False)
-    machine.open_round(opened(2, at_step=2))
-    train(machine)
-    machine.post(0)
-    assert machine.announce_post(0, 3, 0.5).tokens == 20
-
-
 def test_a_load_forgets_posted_rounds_and_keeps_the_others() -> None:
     machine = attached()
     machine.open_round(opened(1, at_step=1))

@@ -54,9 +54,10 @@ class Bench(ReplicaBench):
         return values
 
 
-def test_a_post_is_of_the_step_at_which_it_was_asked_for() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_post_is_of_the_step_at_which_it_was_asked_for(overlap: bool) -> None:
     slow = Slow()
-    bench = Bench(slow)
+    bench = Bench(slow, overlap=overlap)
     bench.train(1.0)
     bench.replica.post()
     bench.train(0.5)
@@ -70,16 +71,6 @@ def test_a_post_is_of_the_step_at_which_it_was_asked_for() -> None:
     assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
     assert bench.posted.counters(0).tolist() == [1]
     assert slow.waited_count == 0
-
-
-def test_without_overlap_too() -> None:
-    slow = Slow()
-    bench = Bench(slow, overlap=False)
-    bench.train(1.0)
-    bench.replica.post()
-    bench.train(0.5)  # a trainer would wait instead
-    bench.replica.finish()
-    assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
 
 
 def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:

@@ -55,17 +55,6 @@ def now(model: nn.Module) -> list[float]:
 # ---------------------------------------------------------------- float32
 
 
-def test_overlap_keeps_the_steps_taken_since_the_post_and_only_those() -> None:
-    model = vector([1.0, 2.0])
-    bench = Bench(model, overlap=True)
-    set_to(model, [1.5, 2.25])
-    assert bench.post().tolist() == [-0.5, -0.25]
-    set_to(model, [1.75, 2.125])  # trained on meanwhile: +0.25, -0.125
-    bench.commit([8.0, 16.0])
-    assert now(model) == [8.25, 15.875]
-    assert bench.post().tolist() == [-0.25, 0.125]
-
-
 @pytest.mark.parametrize("contributed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
@@ -118,17 +107,6 @@ def test_a_fragment_that_is_fetched_amid_a_merge_is_refused_and_loaded_later(
     assert (bench.replica.version, bench.replica.lost) == (0, False)
     bench.replica.load()
     assert now(model) == [8.0, 16.0]
-
-
-def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:
-    model = vector([1.0])
-    bench = Bench(model, overlap=True)
-    set_to(model, [1.5])
-    bench.post()
-    set_to(model, [1.75])
-    bench.commit([8.0], contributed=False)
-    assert now(model) == [8.75]
-    assert bench.post().tolist() == [-0.75]
 
 
 def test_an_aborted_round_leaves_its_delta_for_the_next_snapshot() -> None:

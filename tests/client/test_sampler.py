@@ -232,16 +232,6 @@ def test_each_shard_comes_once_an_epoch_and_is_drawn_when_it_is_needed(
         assert sorted(seen[epoch * 7 : epoch * 7 + 7]) == NAMES
 
 
-def test_a_shard_is_used_up_when_the_next_one_is_asked_for(shard_stream: SampleStream) -> None:
-    shards = iter(LeasedShards(shard_stream, NAMES, endless=True))
-    next(shards)
-    assert shard_stream.train_used() == 0
-    next(shards)
-    next(shards)
-    assert shard_stream.train_used() == 2
-    assert shard_stream.train_used() == 0
-
-
 def test_a_shard_that_was_left_begins_the_next_iteration(shard_stream: SampleStream) -> None:
     shards = LeasedShards(shard_stream, NAMES, endless=True)
     drawn = list(islice(shards, 3))  # the third one is not used up: nobody asked for a fourth

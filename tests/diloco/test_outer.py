@@ -79,15 +79,6 @@ def test_it_is_torchs_sgd_but_for_roundings(mu: float, nesterov: bool) -> None:
     assert np.all(np.abs(parameter.detach().numpy() - values) <= spacing)
 
 
-def test_buffers_become_the_plain_average() -> None:
-    # Two equal contributors whose running means are 3 and 5 where the shared one is 8.
-    values, momentum = np.array([1, 8], np.float32), np.zeros(1, np.float32)
-    mean = np.array([0.25, ((8 - 3) + (8 - 5)) / 2], np.float32)
-    for expected in (4.0, 0.0):
-        outer_step(values, momentum, mean, 0.7, 0.9, True)
-        assert values[1] == expected
-
-
 @pytest.mark.parametrize(
     ("values", "momentum", "mean"),
     [

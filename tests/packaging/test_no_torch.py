@@ -66,9 +66,10 @@ def test_importing_every_module_loads_no_torch() -> None:
 
 
 def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
-    """Large packages are imported by the commands that need them."""
+    """Large packages are imported by the commands that need them; errors need none."""
     done = run_guarded(
         "import holdfast.daemon.cli.command_line\n"
+        "holdfast.NoDaemonError, holdfast.AttachRefused\n"
         "print(sorted({'numpy', 'zstandard', 'fsspec'} & set(sys.modules)))"
     )
 
@@ -83,17 +84,12 @@ def test_the_trainer_of_the_process_tests_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_guard_itself_works() -> None:
-    done = run_guarded("try:\n    import torch\nexcept ImportError:\n    pass")
-
-    assert done.returncode == 77
-    assert "import torch" in done.stderr or "<string>" in done.stderr
-
-
 def test_the_room_that_loads_torch_is_named(tmp_path: Path) -> None:
     (tmp_path / "attic").mkdir()
     (tmp_path / "attic" / "__init__.py").touch()
-    (tmp_path / "attic" / "late.py").write_text("import torch\n")
+    (tmp_path / "attic" / "late.py").write_text(
+        "try:\n    import torch\nexcept ImportError:\n    pass\n"
+    )
 
     done = run_guarded(IMPORT_ALL, "holdfast.diloco", "attic", folder=tmp_path)
 
