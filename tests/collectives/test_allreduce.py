@@ -252,18 +252,6 @@ async def test_a_receiver_that_never_registers_delays_no_peer() -> None:
         assert len(swarm.nodes[3].hub.links) == 3
 
 
-async def test_a_frozen_receiver_loses_its_links_and_delays_nobody() -> None:
-    size = FragmentSize(20_000, 0, 1)
-    async with settled(4, size, buffer_bytes=4_096) as swarm:
-        order = swarm.order(size, swarm.nodes[:3])
-        swarm.world.freeze("n3")
-        await reduce_at_once(swarm, order, size)
-        check_same_bits(order, size, swarm.nodes[:3])
-        links = [node.hub.links[peer_id(3)] for node in swarm.nodes[:3]]
-        await trio.sleep(25)
-        assert all("no lane has worked for 5 s" in link.reason for link in links)
-
-
 async def test_a_slow_receiver_lags_by_a_few_rounds_at_most() -> None:
     size = FragmentSize(20_000, 0, 0)
     async with settled(3, size, buffer_bytes=4_096) as swarm:

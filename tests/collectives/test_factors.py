@@ -21,10 +21,6 @@ def factors_of(weights: list[int]) -> MeanFactors:
     )
 
 
-def test_equal_weights_are_one() -> None:
-    assert factors_of([7, 7, 7]) == MeanFactors((np.float32(1),) * 3, np.float32(3))
-
-
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20).filter(any))
 def test_they_are_the_quotients_rounded(weights: list[int]) -> None:
     factors = factors_of(weights).factors

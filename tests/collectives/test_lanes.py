@@ -74,12 +74,6 @@ def arrived_once(sink: Sink, payloads: dict[int, bytes], sender: Node) -> bool:
     return sorted(sink.frames) == [(sender.hub.me, i, p) for i, p in sorted(payloads.items())]
 
 
-async def test_a_link_starts_with_one_lane_and_soon_has_those_it_should() -> None:
-    async with a_pair(LaneRules(5, 5)) as (_, _, at_a, at_b):
-        await trio.sleep(1)
-        assert len(at_a.lanes.working) == len(at_b.lanes.working) == 5
-
-
 @pytest.mark.fault(
     "a lane breaks", "its stream's end", "its frames go over others, a new one is dialled"
 )

@@ -53,16 +53,6 @@ async def test_the_later_joiner_dials_and_one_link_joins_each_pair() -> None:
         assert [len(node.hub.links) for node in nodes] == [2, 2, 2]
 
 
-async def test_messages_go_both_ways_and_in_order() -> None:
-    async with a_pair() as (a, b, _, _):
-        for sequence in range(5):
-            await (await a.hub.link(peer_id(1))).send(note(sequence))
-            await (await b.hub.link(peer_id(0))).send(note(10 + sequence))
-        await trio.sleep(1)
-        assert b.heard == [(peer_id(0), note(n)) for n in range(5)]
-        assert a.heard == [(peer_id(1), note(10 + n)) for n in range(5)]
-
-
 async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
     async with a_net() as net:
         a = await net.node(0, view(0))

@@ -13,20 +13,6 @@ from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.net import KEY, Net, Sink, a_net, frame, peer_id, send_frame, view
 
 
-async def test_time_in_which_transfers_overlap_counts_once() -> None:
-    meter = Meter()
-    meter.begin()
-    await trio.sleep(2)
-    meter.begin()
-    await trio.sleep(3)
-    meter.end(100)
-    await trio.sleep(1)
-    meter.end(50)
-    await trio.sleep(10)
-    assert meter.take() == Reading(150, 6.0)
-    assert meter.take() == Reading(0, 0.0)
-
-
 async def test_several_transfers_that_end_together_are_as_many() -> None:
     node = Meter()
     meter = Meter(node)

@@ -301,17 +301,6 @@ async def test_orders_that_do_not_fit_are_refused() -> None:
                 reduction.repair(m.Repair(1, attempt, (lost,), (assignment,)))
 
 
-async def test_a_result_that_is_here_is_not_made_again() -> None:
-    async with a_swarm(5) as swarm:
-        round_ = begin(swarm)
-        await round_.finish()
-        successor, lost = swarm.nodes[0].peer, swarm.nodes[1].peer
-        chunk = round_.owners.index(lost)
-        repair = m.Repair(1, 2, (lost,), (m.Assignment(chunk, 1, successor, True, b""),))
-        with pytest.raises(RemoteProtocolError, match="made again"):
-            round_.left()[0].reduction.repair(repair)
-
-
 async def test_a_node_says_whose_contributions_and_results_it_lacks() -> None:
     async with settled(5, SIZE, bytes_per_s=10_000) as swarm:
         silent, owner = swarm.nodes[0].peer, swarm.nodes[1].peer

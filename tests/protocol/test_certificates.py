@@ -121,14 +121,6 @@ def test_run_ids_that_do_not_fit_a_certificate_are_refused(tmp_path: Path, run_i
         Authority.load_or_create(tmp_path, run_id)
 
 
-def test_another_authority_of_the_same_name_is_not_believed(tmp_path: Path) -> None:
-    ours = Authority.load_or_create(tmp_path / "a", "demo")
-    theirs = Authority.load_or_create(tmp_path / "b", "demo")
-    assert ours.fingerprint != theirs.fingerprint
-    with pytest.raises(RemoteProtocolError, match="did not sign"):
-        check_issued(leaf_of(theirs), load_certificate(ours.certificate_pem))
-
-
 def test_a_member_cannot_sign_certificates(authority: Authority) -> None:
     key = Ed25519PrivateKey.generate()
     member = load_certificate(authority.issue(Identity(key).request_pem(""), "", Party.PEER))

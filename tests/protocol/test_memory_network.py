@@ -178,20 +178,6 @@ async def test_a_dial_takes_a_round_trip() -> None:
         assert trio.current_time() == pytest.approx(1.0)
 
 
-async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> None:
-    async with a_pair() as pair:
-        near, far = await pair.connect()
-        pair.world.partition("a", "b")
-        await near.send_all(b"held")
-        for attempt in (lambda: far.receive_some(), lambda: pair.connect(lane=True)):
-            await nothing_comes(attempt)
-        pair.nursery.start_soon(trio.testing.wait_all_tasks_blocked)
-        pair.world.heal("a", "b")
-        assert await far.receive_some() == b"held"
-        await far.send_all(b"back")
-        assert await near.receive_some() == b"back"
-
-
 async def test_healing_wakes_a_task_that_waits_already() -> None:
     async with a_pair() as pair:
         near, far = await pair.connect()

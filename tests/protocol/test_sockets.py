@@ -473,13 +473,6 @@ async def test_running_out_of_file_descriptors_is_survived(run: Run) -> None:
             early.close()
 
 
-async def test_a_stream_is_closed_when_its_handler_is_cancelled(run: Run) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        async with serving(run.network()) as address:
-            channel = await stack.enter_async_context(dialled(run, address))
-        await expect_hang_up(channel.stream)
-
-
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> None:
     async def flood(channel: Channel) -> None:
         with trio.move_on_after(0.3):
