@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from typing import Any
-
-import pytest
 
 from benchmarks.chaos_checks import (
     Entry,
@@ -19,7 +14,6 @@ from benchmarks.chaos_checks import (
     per_contributor_s,
 )
 from benchmarks.chaos_schedule import Fault, Kind, counts, schedule
-from benchmarks.grounds import Switch
 from benchmarks.scale import measure
 from holdfast.membership.master.state.journal import (
     JournalRecord,
@@ -27,7 +21,6 @@ from holdfast.membership.master.state.journal import (
     RoundNumbered,
 )
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
-from tests import needs
 
 
 def drawn(seed: int, *, cuts: bool = True) -> tuple[Fault, ...]:
@@ -106,33 +99,3 @@ def test_light_peers_go_through_whole_rounds() -> None:
     assert found.round["cpu_total_s"] > 0
     assert found.one_join["sent_count"]["Packed"] >= 7, "the view"
     assert 2.0 < found.commit_s < 3.0
-
-
-SERVE = """
-import socket
-server = socket.create_server(("0.0.0.0", 9000))
-print(flush=True)
-server.accept()
-server.accept()
-"""
-
-
-def reaches(lab: Switch) -> bool:
-    with lab.inside(0), socket.socket() as dialling:
-        dialling.settimeout(1.5)
-        return dialling.connect_ex((lab.address(1), 9000)) == 0
-
-
-@pytest.mark.nightly
-def test_a_host_can_be_cut_off_and_healed() -> None:
-    needs.need(needs.switch())
-    with Switch(2) as lab:
-        server = lab.popen(1, [sys.executable, "-c", SERVE], stdout=subprocess.PIPE)
-        with server:
-            assert server.stdout is not None
-            server.stdout.readline()
-            assert reaches(lab)
-            lab.cut(1, 0)  # its answers
-            assert not reaches(lab)
-            lab.heal(1, 0)
-            assert reaches(lab)
