@@ -86,8 +86,8 @@ def content(state: SharedState, fragment: int = 0) -> bytes:
     return b"".join(part.tobytes() for part in state.fragments[fragment].parts)
 
 
-def served(state: SharedState, version: int, fragment: int = 0) -> bytes:
-    one = state.fragments[fragment]
+def served(state: SharedState, version: int) -> bytes:
+    one = state.fragments[0]
     return b"".join(one.block(version, index) for index in range(len(one.places)))
 
 

@@ -16,8 +16,9 @@ from holdfast.protocol.arena import Arena
 from holdfast.protocol.messages import SyncFragment
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.background import background
-from tests.checkpoint.test_transfer_links import peer_of, start
+from tests.checkpoint.test_transfer_links import start
 from tests.client.replica_bench import arenas_of
+from tests.collectives.net import peer_id
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -64,7 +65,7 @@ async def test_all_of_them_come_over_bit_by_bit() -> None:
         async with background() as nursery:
             world = MemoryWorld(random.Random(1), delay_s=0.02)
             nodes = await start(nursery, world, [copied, founded])
-            report = await nodes[0].joiner.fetch(SyncFragment(head, (peer_of(1),)))
+            report = await nodes[0].joiner.fetch(SyncFragment(head, (peer_id(1),)))
         assert report.received_bytes > 0
         copier.load()
     ours, theirs = here.state_dict(), there.state_dict()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
 from holdfast.client.attach import attach
 from holdfast.client.state.inner_optimizer import InnerOptimizer
@@ -21,7 +18,10 @@ from holdfast.client.state.local_checkpoint import LocalCheckpoint
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.usefixtures("group_of_one"),  # which ``ZeroRedundancyOptimizer`` needs
+]
 
 
 def sharded(parameters: list[nn.Parameter], **more: bool) -> torch.optim.Optimizer:
@@ -45,14 +45,6 @@ MAKERS: dict[str, Any] = {
     for name, each in vars(torch.optim).items()
     if isinstance(each, type) and name not in ("Optimizer", "Muon")
 }
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    """Make this process a group of one, which ``ZeroRedundancyOptimizer`` needs."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def make(

@@ -17,6 +17,7 @@ from holdfast.client.state.inner_optimizer import RAMP_STEPS
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Failing, Finished, SetRole
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
+from tests.client.test_algorithm import adamw
 
 COUNT = 3
 
@@ -24,10 +25,6 @@ COUNT = 3
 def line() -> nn.Linear:
     torch.manual_seed(5)
     return nn.Linear(COUNT, 1, bias=False)
-
-
-def adamw(model: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

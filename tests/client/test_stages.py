@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -44,14 +43,6 @@ class Net(nn.Module):
 def whole() -> nn.Module:
     with torch.device("meta"):
         return Net()
-
-
-@pytest.fixture
-def connected(tmp_path: Path) -> Iterator[None]:
-    meeting = (tmp_path / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_every_stage_declares_the_layout_of_a_plain_peer() -> None:
@@ -217,7 +208,7 @@ def test_a_process_alone_must_hold_all_stages() -> None:
 
 
 def test_stages_train_on_the_same_samples_and_copies_of_a_stage_do_not(
-    connected: None, monkeypatch: pytest.MonkeyPatch
+    group_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four processes this is the last: two copies of each of two stages."""
     copied = nn.parallel.DistributedDataParallel(Net(2))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -205,15 +203,9 @@ def test_a_tensor_that_changes_its_shape_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP:UserWarning")  # one process has nothing to shard
-def test_flattened_parameters_of_fsdp1_are_refused(tmp_path: Path) -> None:
-    dist.init_process_group(
-        "gloo", init_method=(tmp_path / "meeting").as_uri(), rank=0, world_size=1
-    )
-    try:
-        sharded = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
-        model = nn.Sequential(sharded)
-        with pytest.raises(ModelError, match="FullyShardedDataParallel") as caught:
-            find_shared(model)
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("group_of_one")
+def test_flattened_parameters_of_fsdp1_are_refused() -> None:
+    sharded = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+    with pytest.raises(ModelError, match="FullyShardedDataParallel") as caught:
+        find_shared(nn.Sequential(sharded))
     assert "fully_shard" in str(caught.value.hint)

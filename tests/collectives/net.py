@@ -24,7 +24,6 @@ from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority
-from holdfast.protocol.trust.credentials import Credentials
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from tests.background import background
 from tests.trust import admitted
@@ -193,7 +192,6 @@ async def a_pair(
 class RealNode:
     network: SocketNetwork
     hub: LinkHub
-    credentials: Credentials
     address: str
     heard: list[m.Message]
 
@@ -229,7 +227,7 @@ async def real_nodes(
             )
             hub.configure(rules=rules or LaneRules(), silence_s=math.inf)
             bound = await start_hub(nursery, hub, network, Address("127.0.0.1", 0))
-            found.append(RealNode(network, hub, credentials, str(bound), heard))
+            found.append(RealNode(network, hub, str(bound), heard))
         members = [
             m.MemberInfo(
                 node.hub.me, f"n{number}", number, (node.address,), m.Role.CONTRIBUTOR, True

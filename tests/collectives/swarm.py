@@ -129,10 +129,10 @@ class Swarm:
         """Make an order that all nodes receive; all contribute unless some are named."""
         return make_order(size, contributors or self.nodes, self.nodes, **options)
 
-    def results(self, nodes: Sequence[Node] = ()) -> list[ReduceResult]:
-        """Return the results of these nodes, or of all, which have one."""
-        found = [node.result for node in nodes or self.nodes if node.result is not None]
-        assert len(found) == len(nodes or self.nodes)
+    def results(self) -> list[ReduceResult]:
+        """Return the results of all nodes, each of which has one."""
+        found = [node.result for node in self.nodes if node.result is not None]
+        assert len(found) == len(self.nodes)
         return found
 
     @asynccontextmanager

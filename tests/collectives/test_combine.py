@@ -37,19 +37,13 @@ def combine(
     rows: list[Values],
     combine: str,
     weights: list[int] | None = None,
-    scales: list[float] | None = None,
-    codec: str = "fp32",
 ) -> Values:
     """The result of one chunk, as its owner has it."""
     count = rows[0].size
-    plan = Plan(max(1, count), (OwnerRun(peer_id(0), 1),), "fp32", codec, combine=combine)
+    plan = Plan(max(1, count), (OwnerRun(peer_id(0), 1),), "fp32", "fp32", combine=combine)
     layout = ChunkLayout.of(plan, FragmentSize(count, 0, 0))
     contributors = [
-        Contributor(
-            peer_id(at),
-            64 if weights is None else weights[at],
-            1.0 if scales is None else scales[at],
-        )
+        Contributor(peer_id(at), 64 if weights is None else weights[at], 1.0)
         for at in range(len(rows))
     ]
     encoded = {peer_id(at): memoryview(row.tobytes()) for at, row in enumerate(rows)}

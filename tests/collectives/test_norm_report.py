@@ -8,7 +8,6 @@ import struct
 
 import numpy as np
 import pytest
-import trio
 
 from holdfast.collectives.arithmetic import PIECE_VALUES, Values, all_finite, product
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
@@ -18,6 +17,7 @@ from holdfast.membership.master.rounds.outer_momentum import outer_motion
 from holdfast.membership.spec.spec import DilocoTable
 from holdfast.protocol.messages import Contributor, FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import until
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, reduction_at, run
 
 SIZE = FragmentSize(3_000, 2_500, 1)
@@ -34,8 +34,7 @@ async def reports_of(swarm: Swarm, order: Reduce, momentum: Values) -> tuple[Tot
 
     for node in swarm.nodes:
         swarm.nursery.start_soon(reduce, node)
-    while len(reports) < len(swarm.nodes):
-        await trio.sleep(0.01)
+    await until(lambda: len(reports) == len(swarm.nodes))
     return added_up(reports, len(reports)), results[0]
 
 
@@ -144,10 +143,10 @@ def order_of(names: str) -> list[Contributor]:
     return [Contributor(name * 32, 1, 1.0) for name in names]
 
 
-def sketches(rows: dict[str, Values], chunk_count: int = 4) -> dict[str, int]:
+def sketches(rows: dict[str, Values]) -> dict[str, int]:
     """What an owner of some chunks reports."""
     whole = NormSums(order_of("".join(rows)))
-    for places in np.array_split(np.arange(next(iter(rows.values())).size), chunk_count):
+    for places in np.array_split(np.arange(next(iter(rows.values())).size), 4):
         sums = NormSums(order_of("".join(rows)), np.zeros(places.size, np.float32))
         for name, values in rows.items():
             sums.take(name * 32, 0, values[places])

@@ -18,7 +18,7 @@ from holdfast.protocol.network.relay_ticket import PAIRED, RelayPreamble, RelayR
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import run_handler
 from holdfast.protocol.trust.authority import Authority
-from tests.background import background
+from tests.background import background, until
 from tests.collectives.net import KEY, Sink, frame, send_frame
 from tests.trust import admitted
 
@@ -175,8 +175,7 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         sink = Sink()
         with hubs[1].register(KEY, sink):
             await send_frame(link, frame(0, payload), payload)
-            while request not in heard or not sink.frames:
-                await trio.sleep(0.01)
+            await until(lambda: request in heard and sink.frames)
         assert sink.frames == [(hubs[0].me, 0, payload)]
         assert len(at.seen) > len(payload)
         assert b"lineage that" not in at.seen

@@ -15,7 +15,7 @@ import trio
 from holdfast.collectives.links.buffer_pool import PERIODS_KEPT, BufferPool
 from holdfast.collectives.links.send_queue import FrameSource, Load, SendQueue, TakenFrame
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
-from tests.background import background
+from tests.background import background, until
 from tests.collectives.net import OneFrame
 
 
@@ -103,11 +103,6 @@ async def test_a_frame_wakes_one_idle_lane_and_many_frames_wake_as_many() -> Non
             taken.append(header_of(frame).index)
             send_queue.finish(frame)
 
-    async def all_taken(count: int) -> None:
-        with trio.fail_after(60):
-            while len(taken) < count:
-                await trio.sleep(0.001)
-
     limiter = trio.CapacityLimiter(lanes)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_queue.drain, source)
@@ -118,20 +113,18 @@ async def test_a_frame_wakes_one_idle_lane_and_many_frames_wake_as_many() -> Non
             else:
                 nursery.start_soon(partial(trio.to_thread.run_sync, in_thread, limiter=limiter))
         try:
-            with trio.fail_after(60):
-                while source.asked < lanes:  # each asks once before it waits
-                    await trio.sleep(0.01)
+            await until(lambda: source.asked >= lanes)  # each asks once before it waits
             await trio.sleep(0.1)
             source.asked = 0
             source.ready = 1
             send_queue.wake()
-            await all_taken(1)
+            await until(lambda: len(taken) >= 1, 0.001)
             await trio.sleep(0.1)
             # By the lane that takes it, by the same one afterwards, and by the one that it wakes.
             assert source.asked <= 3
             source.ready = 40
             send_queue.wake()
-            await all_taken(40)
+            await until(lambda: len(taken) >= 40, 0.001)
             assert sorted(taken) == list(range(40))
         finally:
             send_queue.close()

@@ -14,6 +14,7 @@ from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.spot_check import DIGEST_BYTES, SpotCheck
 from holdfast.protocol.messages import Audited, AuditOrder, CheckerChunks, ChunkFinding
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
+from tests.background import until
 from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm
 from tests.collectives.test_repair import CHUNK, SIZE, WEIGHTS, Round
 
@@ -50,9 +51,7 @@ async def check(
     told: list[Audited] = []
     for serving in round_.left():
         serving.reduction.audit(order, told.append)
-    with trio.fail_after(60):
-        while not told:
-            await trio.sleep(0.01)
+    await until(lambda: told)
     (audited,) = told
     assert (audited.round, audited.attempt, audited.transfer) == (1, round_.attempt, TRANSFER)
     return audited.findings

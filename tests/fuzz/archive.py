@@ -23,9 +23,9 @@ def archive_of(target: str, corpus: Path = CORPUS) -> Path:
     return corpus / f"{target}{SUFFIX}"
 
 
-def targets(corpus: Path = CORPUS) -> set[str]:
+def targets() -> set[str]:
     """Return the targets that have an archive."""
-    return {path.name.removesuffix(SUFFIX) for path in corpus.iterdir()}
+    return {path.name.removesuffix(SUFFIX) for path in CORPUS.iterdir()}
 
 
 def read(target: str, corpus: Path = CORPUS) -> dict[str, bytes]:
@@ -49,9 +49,9 @@ def write(target: str, inputs: Mapping[str, bytes], corpus: Path = CORPUS) -> No
             archive.writestr(entry, inputs[name])
 
 
-def unpack(target: str, folder: Path, corpus: Path = CORPUS) -> None:
+def unpack(target: str, folder: Path) -> None:
     """Write each input to a file, for a fuzzer."""
-    for name, data in read(target, corpus).items():
+    for name, data in read(target).items():
         (folder / name).write_bytes(data)
 
 

@@ -36,20 +36,19 @@ from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.memory_network import MemoryWorld
-from tests.background import background
+from tests.background import SOON_S, background
 from tests.trust import admitted, anybody
 
 TOKEN = "the-token-of-the-invite"
-HANGS_S = 120.0  # for what hangs
 NO_LIMIT_S = 10_000.0
 
 
 class Desk:
     """The master's side: its authority, its credentials, and the admitted newcomers."""
 
-    def __init__(self, directory: Path, run_id: str = "demo") -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.authority = Authority.load_or_create(directory / "authority", run_id)
+        self.authority = Authority.load_or_create(directory / "authority", "demo")
         self.tokens_seen: list[str] = []
         self.admissions: list[tuple[str, str]] = []  # peer id and name
         self.disk_is_full = False
@@ -229,7 +228,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
             else:
                 await messages.send(attempt)
             with (
-                trio.fail_after(HANGS_S),
+                trio.fail_after(SOON_S),
                 pytest.raises((trio.EndOfChannel, trio.BrokenResourceError)),
             ):
                 await messages.receive()

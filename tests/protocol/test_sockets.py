@@ -29,14 +29,14 @@ from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party, load_certificate
 from holdfast.protocol.trust.credentials import Credentials
-from tests.background import background
+from tests.background import SOON_S, background
 from tests.lossy import drops_everything
+from tests.protocol.test_network_contract import echo
 from tests.trust import admitted, anybody
 
 pytestmark = pytest.mark.real_time
 
 ANY_PORT = [Address("127.0.0.1", 0)]
-HANGS_S = 120.0  # for what hangs
 NO_LIMIT_S = 10_000.0
 
 
@@ -63,12 +63,6 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(sockets, "FIRST_BYTE_S", NO_LIMIT_S)
     return Run(tmp_path)
-
-
-async def echo(channel: Channel) -> None:
-    messages = MessageStream(channel.stream)
-    while True:
-        await messages.send(await messages.receive())
 
 
 async def say(channel: Channel) -> None:
@@ -104,7 +98,7 @@ async def close_all(*streams: trio.abc.Stream) -> None:
 
 
 async def expect_hang_up(stream: trio.abc.Stream) -> None:
-    with trio.fail_after(HANGS_S), contextlib.suppress(trio.BrokenResourceError):
+    with trio.fail_after(SOON_S), contextlib.suppress(trio.BrokenResourceError):
         while await stream.receive_some():
             pass
 
@@ -440,7 +434,7 @@ async def test_newcomers_have_slots_of_their_own(run: Run, monkeypatch: pytest.M
         for newcomer in newcomers:
             await say(Channel(newcomer, Party.NEWCOMER, "", b"", ""))
         surplus = trio.SSLStream(await sockets.open_tcp(address), context)
-        with trio.fail_after(HANGS_S):
+        with trio.fail_after(SOON_S):
             await surplus.do_handshake()
         await expect_hang_up(surplus)
         async with dialled(run, address, Party.MASTER):
@@ -482,7 +476,7 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> 
     async with serving(run.network(), flood) as address:
         channel = await run.network().dial(address, party=Party.PEER)
         await trio.sleep(0.5)
-        with trio.fail_after(HANGS_S):
+        with trio.fail_after(SOON_S):
             await MessageStream(channel.stream).aclose()
 
 
@@ -618,7 +612,7 @@ async def test_bytes_that_were_lost_on_the_way_are_counted_as_retransmitted() ->
             assert socket_options.retransmitted_bytes(here.socket) == 0
             sent = struct.unpack_from("@Q", tcp_info(here), socket_options.RETRANSMITTED_OFFSET - 8)
             assert sent == (10_000,), "the number before it is the number of sent bytes"
-            with drops_everything(there.socket), trio.fail_after(HANGS_S):
+            with drops_everything(there.socket), trio.fail_after(SOON_S):
                 await here.send_all(bytes(777))
                 while (lost_bytes := socket_options.retransmitted_bytes(here.socket)) == 0:
                     await trio.sleep(0.01)
