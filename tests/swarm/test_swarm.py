@@ -219,9 +219,9 @@ def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
     service = swarm.peers[name].service
     here = list(service.replica.rounds.values())
     if phase == "open":
-        return any(r.phase is RoundState.OPEN and r.posted is None for r in here)
+        return any(r.phase is RoundState.OPEN and r.ready is None for r in here)
     if phase == "ready":
-        return any(r.phase is RoundState.OPEN and r.posted is not None for r in here)
+        return any(r.phase is RoundState.OPEN and r.ready is not None for r in here)
     return any(r.phase.value == phase for r in here)
 
 
