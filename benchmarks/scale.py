@@ -40,12 +40,12 @@ from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
-from holdfast.membership.shared.packed_orders import PACKED, Heard
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel, Network
+from holdfast.protocol.packed_orders import PACKED, Heard
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually

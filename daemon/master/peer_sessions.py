@@ -21,13 +21,13 @@ from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.master_effects import Decide, DropPeer, Effect, SendMessage
 from ...membership.master.status.headline import left_s
 from ...membership.master.status.why_waiting import WaitReasons
-from ...membership.shared.packed_orders import Heard, OrderWriter
 from ...protocol import messages as m
 from ...protocol.addresses import host_of, port_of
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
+from ...protocol.packed_orders import Heard, OrderWriter
 from ...protocol.text import plain
 from .peer_greeting import GreetedPeer, PeerGreeting
 

@@ -22,7 +22,6 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from ...membership.shared.packed_orders import OrderReader
 from ...protocol import messages as m
 from ...protocol.addresses import Address, host_of
 from ...protocol.errors import (
@@ -34,6 +33,7 @@ from ...protocol.errors import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
+from ...protocol.packed_orders import OrderReader
 from .master_search import (
     BACKOFF_FIRST_S,
     IS_IT_THERE,

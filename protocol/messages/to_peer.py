@@ -82,7 +82,7 @@ class View(Message):
 
 @frozen
 class Packed(Message):
-    """Master: a ``View``, ``Reduce`` or ``Commit``; see ``membership/shared/packed_orders.py``."""
+    """Master: a ``View``, ``Reduce`` or ``Commit``; see ``protocol/packed_orders.py``."""
 
     data: bytes = field(validator=max_len(PACKED_BYTES_MAX))
 

@@ -28,9 +28,10 @@ from holdfast.membership.master.state.history import MemberHistory
 from holdfast.membership.master.state.roster import Roster
 from holdfast.membership.master.state.voting_blocs import elect, voices_of
 from holdfast.membership.peer.lease_book import LeaseBook
-from holdfast.membership.shared import layout_difference, packed_orders
-from holdfast.membership.shared.packed_orders import Heard
+from holdfast.membership.shared import layout_difference
+from holdfast.protocol import packed_orders
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
+from holdfast.protocol.packed_orders import Heard
 from tests.membership import (
     test_audits,
     test_inquiry,
@@ -38,12 +39,12 @@ from tests.membership import (
     test_leases,
     test_mean_weights,
     test_members,
-    test_packed_orders,
     test_repair,
     test_rounds,
     test_update_history,
 )
 from tests.planting import Make, Patch, always, take_out
+from tests.protocol import test_packed_orders
 
 
 def booked(test: Callable[[LeaseBook], None]) -> Callable[[], None]:

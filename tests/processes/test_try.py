@@ -36,7 +36,7 @@ sys.path.insert(0, {str(TRAINER.parents[2])!r})
 from attrs import evolve
 from tests.processes.tiny_trainer import TinyRun, make_layout
 """
-BEGIN = "run = TinyRun(make_layout(16, False))\n"
+BEGIN = "run = TinyRun(make_layout(16))\n"
 GO_ON = "while not run.machine.finished: run.step(run.fragments[0].train(0, run.machine.step))\n"
 WAITS = """
 import os, pathlib, time

@@ -110,7 +110,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RoundFindings, "middle", staticmethod(min))
 
 
-@bug("heads that lie", Falsehood.ROOT, seed=11)
+@bug("heads that lie", Falsehood.ROOT, seed=18)
 def _(patch: Patch) -> None:
     def winner(self: RootVotes, fragment: int, version: int, *, force: bool) -> bytes:
         return next(iter(self.by_peer(fragment, version).values()), b"")

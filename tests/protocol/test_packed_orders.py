@@ -10,11 +10,11 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.shared.packed_orders import Heard, OrderReader, OrderWriter
 from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.message_limits import FRAME_BYTES_MAX
+from holdfast.protocol.packed_orders import Heard, OrderReader, OrderWriter
 
 NUMBERS = st.sets(st.integers(1, 3_000), min_size=1, max_size=20)
 

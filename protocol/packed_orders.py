@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import zstandard
 
-from ...protocol import messages as m
-from ...protocol import wire
-from ...protocol.errors import RemoteProtocolError
-from ...protocol.message_limits import FRAME_BYTES_MAX
+from . import messages as m
+from . import wire
+from .errors import RemoteProtocolError
+from .message_limits import FRAME_BYTES_MAX
 
 PACKED = (m.View, m.Reduce, m.Commit)
 ZSTD_LEVEL = 3  # higher ones win nothing here, and take up to forty times as long
