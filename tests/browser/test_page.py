@@ -154,7 +154,7 @@ def test_the_mean_of_a_figure_is_that_of_the_status(page: Page) -> None:
             const { figures } = await (await fetch("api/status?past=0")).json();
             return [Object.fromEntries(rows.slice(1).map(valued)), figures.rank];
         }""")
-        if shown.get("Mean") == mean:
+        if shown.get("Mean") == mean and {"alder", "birch"} <= shown.keys():
             break
         page.wait_for_timeout(200)
     assert shown["Mean"] == pytest.approx(mean, rel=1e-3)
