@@ -32,8 +32,8 @@ class LocalRound:
       at_step: the step at which contributors post, by the master's ``Open`` or ``Commit``.
       order: the reduction that the master ordered last; ``attempt`` is its number.
       ready: the master was told of the trainer's pseudo-gradient, which is posted.
-      offered: the trainer was told that the round is open, and has loaded nothing since.
-      offer: how many times it was told so: an update for an earlier offer is of lost weights.
+      offer: the trainer was told that the round is open, has loaded nothing since, and says with
+        this number what it posts for; 0: it was not told.
       told_step: the step at which the trainer was told to post.
       nudged: other peers wait for this one: the trainer posts what it has by now.
       digest: of the result held here, in REDUCED.
@@ -49,7 +49,6 @@ class LocalRound:
     attempt: int = 0
     order: m.Reduce | None = None
     ready: m.Ready | None = None
-    offered: bool = False
     offer: int = 0
     told_step: int = 0
     nudged: bool = False
@@ -118,6 +117,7 @@ class LocalFragment:
       synced_due: a copy is installed and ``Synced`` is not sent yet.
       received_bytes, bad_donors: of that copy.
       worth_step: before this step the trainer has too little for another round.
+      offer_count: times that one of its rounds was offered to the trainer.
     """
 
     index: int
@@ -129,6 +129,7 @@ class LocalFragment:
     received_bytes: int = 0
     bad_donors: tuple[str, ...] = ()
     worth_step: int = 0
+    offer_count: int = 0
 
     @property
     def head(self) -> m.FragmentHead | None:

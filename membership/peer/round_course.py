@@ -92,13 +92,12 @@ class RoundCourse:
         known = self.rounds.get(message.round)
         if known is not None and message.at_step < known.at_step:
             return self.trainer.nudge(known)
-        able = self.trainer.loaded and not self.trainer.barred
-        if known is not None and known.phase is RoundState.OPEN and known.offered and able:
+        holds = known is not None and known.offer and self.trainer.may_post
+        if known is not None and holds and known.phase is RoundState.OPEN:
             # Invited again, and the trainer has loaded nothing since: what it was told holds.
             return [] if known.ready is None else [TellMaster(known.ready)]
         effects = self.end_all(void_rounds(self.rounds, message))
         opened = LocalRound(message.round, message.fragment, message.version, message.at_step)
-        opened.offer = 0 if known is None else known.offer
         self.rounds[message.round] = opened
         if not self.trainer.loaded:
             return [*effects, TellMaster(m.NotReady(message.round, "no trainer is attached"))]
@@ -265,8 +264,7 @@ class RoundCourse:
             if (
                 other.phase is RoundState.OPEN
                 and other.fragment == head.fragment
-                and self.trainer.loaded
-                and not self.trainer.barred
+                and self.trainer.may_post
             ):
                 effects += self.trainer.offer(other)
         return effects

@@ -33,8 +33,8 @@ class TrainerControl:
     """One peer's trainer: what it was told, and its step limit.
 
     Attributes:
-      rounds, fragments: the replica's; a round's ``offered`` and ``told_step`` and a fragment's
-        ``worth_step`` are written here only.
+      rounds, fragments: the replica's; a round's ``offer`` and ``told_step`` and a fragment's
+        ``worth_step`` and ``offer_count`` are written here only.
       sync_every, fragment_count: of the spec (H, P).
       run_step: the step that the run has reached, as the master told it.
       role, in_sync: this peer's, by the newest view.
@@ -89,6 +89,10 @@ class TrainerControl:
         resumed = self.extended_limit is not None and self.trained
         return self.role is m.Role.CONTRIBUTOR and (self.in_sync or resumed)
 
+    @property
+    def may_post(self) -> bool:
+        return self.loaded and not self.barred
+
     # ------------------------------------------------------------ how far it may run
 
     def step_limit(self) -> int:
@@ -97,7 +101,7 @@ class TrainerControl:
         A round that the trainer has not been told of does not count: the trainer would run past the
         round's step while ``RoundOpened`` is on its way.
         """
-        offered = [max(r.at_step, r.told_step) for r in self.rounds.values() if r.offered]
+        offered = [max(r.at_step, r.told_step) for r in self.rounds.values() if r.offer]
         return next_boundary(max([self.run_step, *offered]), self.sync_every, self.fragment_count)
 
     def extend_limit(self) -> list[PeerEffect]:
@@ -137,7 +141,7 @@ class TrainerControl:
         """
         at_step = max(aborted.at_step, aborted.told_step)
         later = any(
-            other.offered and other.phase is RoundState.OPEN and other.at_step > aborted.at_step
+            other.offer and other.phase is RoundState.OPEN and other.at_step > aborted.at_step
             for other in self.rounds.values()
         )
         return at_step if at_step > self.run_step and not later else self.step_limit()
@@ -180,7 +184,7 @@ class TrainerControl:
         for fragment in self.fragments:
             fragment.worth_step = worth_step
         for each in self.rounds.values():
-            each.offered = False  # this may be another trainer than before
+            each.offer = 0  # this may be another trainer than before
         load = ReloadTrainer(self.run_step, self.step_limit(), self.spoilt)
         self.spoilt = False
         # ``attach`` returns at the first load, and the script may ask at once who leads. Later a
@@ -229,8 +233,8 @@ class TrainerControl:
         fragment = self.fragments[opened.fragment]
         if fragment.version != opened.version:
             return []
-        opened.offered = True
-        opened.offer += 1
+        fragment.offer_count += 1
+        opened.offer = fragment.offer_count
         return self._tell_opened(opened)
 
     def _tell_opened(self, opened: LocalRound) -> list[PeerEffect]:
@@ -249,7 +253,7 @@ class TrainerControl:
     def nudge(self, opened: LocalRound) -> list[PeerEffect]:
         """Ask for what the trainer has by now: the master named an earlier step for the round."""
         opened.nudged = True
-        return self._tell_opened(opened) if opened.unposted and opened.offered else []
+        return self._tell_opened(opened) if opened.unposted and opened.offer else []
 
     def tell_ended(self, ended: LocalRound, *, committed: bool, contributed: bool) -> PeerEffect:
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None

@@ -322,6 +322,19 @@ def test_an_update_that_crosses_a_load_is_not_taken() -> None:
     assert post(replica, crossing) != []
 
 
+def test_an_update_that_crosses_a_new_session_is_not_taken() -> None:
+    """The new session's master does not know the round any more, and then it opens it again."""
+    replica = a_contributor()
+    replica.course.open(m.Open(1, 0, 0, EVERY))
+    crossing = m.Posted(1, 0, 0, 80, EVERY, offer=replica.rounds[1].offer)
+    heads = (m.FragmentHead(0, 0, ROOT),)
+    replica.welcome(m.Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, 1)
+    assert not replica.rounds
+    assert opened_at(replica.course.open(m.Open(1, 0, 0, EVERY)))[0] == EVERY
+    assert replica.course.posted(crossing, 1.0, "") == []
+    assert post(replica, crossing) != []
+
+
 def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
     replica = a_contributor()
     replica.course.open(m.Open(1, 0, 0, EVERY))

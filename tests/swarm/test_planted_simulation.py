@@ -160,7 +160,7 @@ def _(patch: Patch) -> None:
     def open_again(course: RoundCourse, message: Open) -> Any:
         known = course.rounds.get(message.round)
         if known is not None and message.at_step >= known.at_step:
-            known.offered = False
+            known.offer = 0
         return open_round(course, message)
 
     def posted(course: RoundCourse, message: Posted, norm: float | None, why: str) -> Any:
