@@ -27,7 +27,6 @@ from typing import Any
 import msgpack
 import msgspec
 import trio
-import zstandard
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
@@ -45,7 +44,7 @@ from holdfast.protocol import messages as m
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel, Network
-from holdfast.protocol.packed_orders import PACKED, Heard
+from holdfast.protocol.packed_orders import PACKED, Heard, OrderWriter
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
@@ -107,9 +106,9 @@ class Meter:
         timed_encode, timed_decode = self.timed("encode", encode), self.timed("decode", decode)
 
         def metered_encode(message: Any) -> bytes:
+            if isinstance(message, PACKED):  # a part of packing it
+                return encode(message)
             body: bytes = timed_encode(message)
-            if isinstance(message, PACKED):  # it is sent in another form
-                return body
             name = type(message).__name__
             self.sent_bytes[name] += len(body) + _LENGTH.size
             self.sent_count[name] += 1
@@ -121,10 +120,13 @@ class Meter:
             return timed_decode(data, types)
 
         wire.encode, wire.decode_counted = metered_encode, metered_decode
+        pack = OrderWriter.pack
+        OrderWriter.pack = self.timed("encode", pack)  # type: ignore[method-assign]
         try:
             yield
         finally:
             wire.encode, wire.decode_counted = encode, decode
+            OrderWriter.pack = pack  # type: ignore[method-assign]
 
     def watch(self, coordinator: Coordinator, store: JournalStore) -> None:
         """Meter what the master decides and records."""
@@ -315,11 +317,9 @@ class LightPeer:
 @functools.lru_cache(maxsize=16)  # all get the same bytes, and would each unpack them
 def _unpacked(data: bytes, heard: Heard) -> tuple[str, dict[str, Any], Heard]:
     """Return a packed message's name and fields, and what was heard after it."""
-    body = zstandard.ZstdDecompressor(dict_data=heard.dictionary()).decompress(data)
+    body = heard.unpacked(data)
     name, fields = msgpack.unpackb(body)
-    if name == "View":
-        return name, fields, heard._replace(view=body)
-    return name, fields, heard._replace(order=body) if name == "Reduce" else heard
+    return name, fields, heard.then(wire.MESSAGES[name], body)
 
 
 def _name_of(body: bytes) -> str:

@@ -31,11 +31,21 @@ class Heard(NamedTuple):
     view: bytes = b""
     order: bytes = b""
 
-    def then(self, message: m.Message, data: bytes) -> Heard:
-        """Return what is known after a message, of which ``data`` is the encoding."""
-        if isinstance(message, m.View):
+    def then(self, kind: type[m.Message], data: bytes) -> Heard:
+        """Return what was heard after a message of this type, of which ``data`` is the encoding."""
+        if kind is m.View:
             return self._replace(view=data)
-        return self._replace(order=data) if isinstance(message, m.Reduce) else self
+        return self._replace(order=data) if kind is m.Reduce else self
+
+    def unpacked(self, data: bytes) -> bytes:
+        """Return the encoding of a packed message; see ``OrderReader.unpack``."""
+        try:
+            if not 0 <= zstandard.frame_content_size(data) <= FRAME_BYTES_MAX:
+                raise RemoteProtocolError("a packed message does not say its size, or is too long")
+            reader = zstandard.ZstdDecompressor(dict_data=self.dictionary())
+            return reader.decompress(data, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise RemoteProtocolError(f"a packed message cannot be unpacked: {error}") from None
 
     def dictionary(self) -> zstandard.ZstdCompressionDict:
         return zstandard.ZstdCompressionDict(
@@ -60,7 +70,7 @@ class OrderWriter:
         compressor = zstandard.ZstdCompressor(
             level=ZSTD_LEVEL, dict_data=heard.dictionary(), write_checksum=True
         )
-        packed, then = m.Packed(compressor.compress(data)), heard.then(message, data)
+        packed, then = m.Packed(compressor.compress(data)), heard.then(type(message), data)
         self._made.append((message, heard, packed, then))
         return packed, then
 
@@ -79,13 +89,7 @@ class OrderReader:
         """
         if not isinstance(message, m.Packed):
             return message
-        try:
-            if not 0 <= zstandard.frame_content_size(message.data) <= FRAME_BYTES_MAX:
-                raise RemoteProtocolError("a packed message does not say its size, or is too long")
-            reader = zstandard.ZstdDecompressor(dict_data=self._heard.dictionary())
-            data = reader.decompress(message.data)
-        except zstandard.ZstdError as error:
-            raise RemoteProtocolError(f"a packed message cannot be unpacked: {error}") from None
+        data = self._heard.unpacked(message.data)
         unpacked = wire.decode(data, PACKED)
-        self._heard = self._heard.then(unpacked, data)
+        self._heard = self._heard.then(type(unpacked), data)
         return unpacked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
         terminal.until_shown("birch has joined the run")
         fleet.kill("birch")
         terminal.until_shown("birch is gone")
+        terminal.until(lambda: re.search(r"round ([3-9]|\d\d)", terminal.lines[-1]), "some rounds")
         assert shown.end() == ExitCode.OK
     finally:
         shown.kill()
@@ -104,7 +106,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     assert terminal.lines[-1] == ""
     assert "left the run" in lines
     assert not any("master is gone" in line for line in lines), "it left by itself"
-    assert any(line.startswith("took part for ") and " round" in line for line in lines)
+    assert any(line.startswith("took part for ") and " rounds, " in line for line in lines)
     assert any(line.startswith("the weights of step ") for line in lines)
     command = next(line.split() for line in lines if line.startswith("  holdfast export "))
     out = fleet.folder / "model.safetensors"
