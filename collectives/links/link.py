@@ -20,7 +20,6 @@ would tear the lane. A cancelled caller withdraws queued frames; those on their 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -59,7 +58,6 @@ class _ControlWatch:
         self._stream = stream
         self._queue = queue
         self._silence_s = silence_s
-        self._beats = itertools.count()
         self._unbeaten_s = 0.0  # since the last heartbeat
         self._mute_s = 0.0  # how long no message could be sent, though one waits
         self._sent_bytes = 0  # at the last call of ``watch``
@@ -70,7 +68,7 @@ class _ControlWatch:
         self._unbeaten_s += elapsed_s
         if self._unbeaten_s > silence_s / BEATS_PER_SILENCE - elapsed_s / 2:
             self._unbeaten_s = 0.0
-            self._queue.put_if_idle(Heartbeat(next(self._beats)))
+            self._queue.put_if_idle(Heartbeat())
         self.silent_s += elapsed_s
         if self.silent_s >= silence_s:
             return f"nothing was heard for {silence_s:g} s"

@@ -181,7 +181,7 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
       holdfast kick 3fa92c --reason "sends garbage"
     """
     answer = call(find_control(state, "master"), "kick", {"peer": peer, "reason": reason})
-    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']}")
+    click.echo(json.dumps(answer) if as_json else f"removed {answer['peer']} ({answer['name']})")
 
 
 @click.command()
@@ -198,7 +198,7 @@ def demote(peer: str, state: Path | None, back: bool, as_json: bool) -> None:
     """
     answer = call(find_control(state, "master"), "demote", {"peer": peer, "back": back})
     done = "demoted" if answer["demoted"] else "took back"
-    click.echo(json.dumps(answer) if as_json else f"{done} {answer['peer']}")
+    click.echo(json.dumps(answer) if as_json else f"{done} {answer['peer']} ({answer['name']})")
 
 
 @click.command()

@@ -71,9 +71,9 @@ def doctor(
 
     findings: list[Finding] = list(machine_checks.check_versions())
     ticket: Invite | None = None
-    missing = line_checks.NO_INVITE if invite is None else line_checks.BAD_INVITE
     for_host = invite is not None and invite.strip("\ufeff \r\n").startswith(HOST_PREFIX)
     asked = line_checks.HEAD if for_host else line_checks.MASTER
+    missing = line_checks.NO_INVITE if invite is None else asked.unusable
     if invite is not None:
         try:
             ticket = Invite.decode(invite, prefix=HOST_PREFIX if for_host else PREFIX)
@@ -87,14 +87,14 @@ def doctor(
     if state is None and ticket is not None:
         own_id = ticket.run_id[-16:] if for_host else ticket.run_id  # as `host` and `join` do
         folder = peer_state(own_id, ticket.fingerprint)
-    if ticket is not None and for_host:
+    if for_host:
         line = trio.run(line_checks.check_host_line, ticket)
     else:
         line = trio.run(line_checks.check_line, ticket, listen, advertise, http, missing)
     findings += line.findings
     if not any(finding.check == "clock" for finding in findings):
         no_clock = missing if ticket is None else asked.unchecked
-        findings.append(machine_checks.check_clock_alone(no_clock))
+        findings.append(machine_checks.check_clock_alone(asked.name, no_clock))
     shared = state is None and ticket is None
     findings += machine_checks.check_state(folder, line.needs, shared=shared)
     findings.append(machine_checks.check_memory(line.needs))

@@ -39,7 +39,6 @@ LINE_SLOW_BYTES_PER_S = 125_000.0  # 1 Mbit/s
 PART_S = 15.0  # for a host's part of the model, one way; then the operator is told
 MAPPED_LOOK_S = 0.05  # between two looks at whether routers have answered
 NO_INVITE = "give the invite: holdfast doctor INVITE"
-BAD_INVITE = "the invite is not usable"
 
 
 @frozen
@@ -63,6 +62,10 @@ class Asked:
     @property
     def unchecked(self) -> str:
         return f"the {self.name} did not check this machine"
+
+    @property
+    def unusable(self) -> str:
+        return f"the {self.words} is not usable"
 
 
 MASTER = Asked("master", "invite", "holdfast master", "ask the run operator", Party.MASTER)
@@ -113,10 +116,13 @@ async def check_line(
     return line
 
 
-async def check_host_line(site: Invite) -> LineReport:
-    """Ask the head that a host's string leads to; a host listens on no port."""
+async def check_host_line(site: Invite | None) -> LineReport:
+    """Ask the head that a host's string leads to, None if damaged; a host listens on no port."""
     line = LineReport()
-    await _ask(HEAD, line, site, (), secrets.token_bytes(NONCE_BYTES))
+    if site is None:
+        line.findings += [skipped(check, HEAD.unusable) for check in (HEAD.name, "bandwidth")]
+    else:
+        await _ask(HEAD, line, site, (), secrets.token_bytes(NONCE_BYTES))
     return line
 
 

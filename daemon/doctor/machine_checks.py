@@ -73,8 +73,8 @@ def _torch() -> Finding:
     return ok("torch", f"torch {version}" + (f", CUDA {cuda.group(1)}" if cuda else ", no CUDA"))
 
 
-def check_clock_alone(missing: str) -> Finding:
-    """Check this machine's clock alone; ``missing`` says why there is none to compare with."""
+def check_clock_alone(other: str, missing: str) -> Finding:
+    """Check this machine's clock alone; ``missing`` says why there is no ``other`` one."""
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EPOCH_S:
         return fault(
@@ -82,7 +82,7 @@ def check_clock_alone(missing: str) -> Finding:
             f"this machine's clock says {now}",
             "set the clock: `timedatectl set-ntp true`",
         )
-    return ok("clock", f"{now}; not compared with the master's: {missing}")
+    return ok("clock", f"{now}; not compared with the {other}'s: {missing}")
 
 
 # ---------------------------------------------------------------- memory

@@ -146,16 +146,16 @@ class OperatorCommands:
     # ------------------------------------------------------------ members
 
     async def _kick(self, body: Json) -> Json:
-        peer = self._find_peer(str(body.get("peer", "")))
+        peer, name = self._find_peer(str(body.get("peer", "")))
         await self._service.see_through(partial(self._coordinator.kick, peer, _reason(body)))
-        return {"peer": peer, "kicked": True}
+        return {"peer": peer, "name": name, "kicked": True}
 
     async def _demote(self, body: Json) -> Json:
-        peer, back = self._find_peer(str(body.get("peer", ""))), body.get("back") is True
+        (peer, name), back = self._find_peer(str(body.get("peer", ""))), body.get("back") is True
         await self._service.see_through(partial(self._coordinator.demote, peer, back))
-        return {"peer": peer, "demoted": not back}
+        return {"peer": peer, "name": name, "demoted": not back}
 
-    def _find_peer(self, wanted: str) -> str:
+    def _find_peer(self, wanted: str) -> tuple[str, str]:
         names = {peer: grant.name for peer, grant in self._store.granted().items()}
         history = self._coordinator.context.history
         names |= {peer: admitted.name for peer, admitted in history.members.admitted.items()}
@@ -163,7 +163,8 @@ class OperatorCommands:
         for peer in history.members.revoked:
             names.pop(peer, None)
         hint = "`holdfast status` lists the members; use the peer id's first digits"
-        return find_peer(wanted, names, "peer", hint)
+        peer = find_peer(wanted, names, "peer", hint)
+        return peer, names[peer]
 
     # ------------------------------------------------------------ the run
 

@@ -158,16 +158,14 @@ class PeerSessions:
         await trio.sleep(CLOSE_S)
 
     async def beat(self) -> None:
-        sequence = 0
         while True:
             await trio.sleep(self._coordinator.context.spec.heartbeat_s)
-            sequence += 1
             state, _why = WaitReasons(self._coordinator, self._now()).of_run()
             until_end_s = left_s(self._coordinator, state) or 0.0
             for session in self._sessions.values():
                 if session.welcomed:
                     received = session.conversation.received
-                    self.send(session, m.Heartbeat(sequence, received, until_end_s))
+                    self.send(session, m.Heartbeat(received, until_end_s))
 
     # ------------------------------------------------------------ connections
 

@@ -407,11 +407,9 @@ class MasterSession:
         session.cancel()
 
     async def _beat(self, every_s: float) -> None:
-        sequence = 0
         while True:
             received = 0 if self._conversation is None else self._conversation.received
-            self.tell(m.Heartbeat(sequence, received))
-            sequence += 1
+            self.tell(m.Heartbeat(received))
             await trio.sleep(every_s)
 
     async def _renew_certificate(self) -> None:

@@ -6,8 +6,8 @@ import re
 
 from ..text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 
-VERSION_MIN = 13  # the oldest protocol version that is accepted; 13 has ``Packed`` orders
-VERSION_MAX = 13  # the newest protocol version
+VERSION_MIN = 14  # the oldest protocol version that is accepted
+VERSION_MAX = 14  # the newest protocol version
 PEER_ADDRESSES_MAX = 16  # addresses of one member or relay
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable

@@ -88,7 +88,6 @@ class Heartbeat(Message):
     ``received``: messages received in the session with the master, heartbeats not counted.
     """
 
-    sequence: int = field(validator=fields.count)
     received: int = field(default=0, validator=fields.count)
     # A master's: of the run; 0.0: not known.
     left_s: float = field(default=0.0, validator=fields.finite)

@@ -13,6 +13,12 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def group_of_one() -> Iterator[None]:
     """Make this process a group of one."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

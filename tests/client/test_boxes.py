@@ -5,7 +5,7 @@ for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -21,13 +21,9 @@ from holdfast.client.state.tensors import SharedTensor, find_shared
 from holdfast.protocol.messages import FragmentSize, TensorBox
 from tests.client.replica_bench import arenas_of
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @define(eq=False)

@@ -14,6 +14,8 @@ from torch import nn
 from holdfast.protocol.arena import Arena, NotWholeError
 from tests.client.replica_bench import ReplicaBench
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 Values = NDArray[np.float32]
 
 
@@ -25,12 +27,6 @@ class Bench(ReplicaBench):
     def commit(self, values: object, counters: object = None, *, contributed: bool = True) -> None:
         self.share(values, counters)
         self.replica.merge(contributed=contributed)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> object:
-    with torch.no_grad():
-        yield
 
 
 def vector(values: list[float], dtype: torch.dtype = torch.float32) -> nn.Module:

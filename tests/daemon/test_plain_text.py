@@ -99,7 +99,7 @@ def answers(kind: str, text: str) -> dict[str, Any]:
         "rounds": {"rounds": [recorded]},
         "events": {"events": [event]},
         "approve": {"approved": True, "name": "x", "peer": A},
-        "kick": {"peer": A},
+        "kick": {"peer": A, "name": "x"},
         "invites": {"invites": []},
     }
     spoiled: dict[str, Any] = spoilt(plain, text)

@@ -142,7 +142,7 @@ class Table:
 
     def _beat(self, alive: Sequence[str]) -> None:
         for peer in alive:
-            self.take_all(self.master.receive(peer, m.Heartbeat(0), self.now_s))
+            self.take_all(self.master.receive(peer, m.Heartbeat(), self.now_s))
 
     def take_all(self, effects: list[Effect]) -> None:
         before = self.effects

@@ -134,7 +134,7 @@ def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
     table = started(A, B)
     table.say(B, m.Finish(1))
     assert table.dropped(B) is m.RefusalCode.PROTOCOL
-    table.say(B, m.Heartbeat(1))  # was on its way already
+    table.say(B, m.Heartbeat())  # was on its way already
     assert table.effects == []
 
 
@@ -213,7 +213,7 @@ def test_numbers_only_grow() -> None:
 def test_silence_is_measured_by_the_masters_clock() -> None:
     table = started(A, B, C, toml=TEN_SECONDS)
     table.wait(6.0, A)
-    table.say(B, m.Heartbeat(1))
+    table.say(B, m.Heartbeat())
     table.wait(4.0, A)
     assert table.dropped(C) is m.RefusalCode.SILENT
     assert B in table.master.context.roster

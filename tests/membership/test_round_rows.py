@@ -180,7 +180,7 @@ def test_marks_are_of_the_last_rounds_only() -> None:
 def test_what_people_see_changes_with_facts_and_not_with_heartbeats() -> None:
     table = started(A, B)
     before = table.master.context.change_count
-    table.say(A, Heartbeat(1))
+    table.say(A, Heartbeat())
     table.wait(5.0, A, B)
     assert table.master.context.change_count == before
     table.say(A, progress(2.0))

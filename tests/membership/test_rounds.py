@@ -571,7 +571,7 @@ def test_a_sign_of_life_after_the_wait_for_the_next_round_does_not_cancel_it() -
     table.leave(C)
     due_s = table.master.next_deadline_s()
     table.now_s = due_s + 0.01  # the heartbeat overtakes the tick
-    table.say(A, m.Heartbeat(1))
+    table.say(A, m.Heartbeat())
     assert table.master.next_deadline_s() <= due_s
 
 

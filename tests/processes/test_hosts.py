@@ -18,8 +18,7 @@ from tests.processes.test_sharded import SCRIPT, join, saved
 
 pytestmark = pytest.mark.slow
 
-# torch's store listens at all addresses of the machine: a port for each process that runs tests, below
-# those that the system gives away.
+# torch's store listens at all addresses: a port for each process, below those that systems choose.
 PORT = 20_000 + os.getpid() % 10_000
 STRING = re.compile(r"holdfasthost1\.[\w-]+")
 
@@ -96,6 +95,8 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
     assert told["invite"].startswith("for a further host of peer ")
     assert told["head"].startswith("answers at ")
     assert re.match(r"to the head \d+ Mbit/s, from it \d+ Mbit/s", told["bandwidth"])
+    cut = checked(found[0][:-9])
+    assert "not compared with the head's: the string is not usable" in cut["clock"]["text"]
     fleet.kill("site")
     assert "`holdfast join --hosts` runs" in checked(found[0])["head"]["fix"]
     assert "needs a command with {host} and {head}" in said(found[0], "--", "python")

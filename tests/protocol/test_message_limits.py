@@ -32,7 +32,7 @@ def nested(name: str, size_bytes: int) -> bytes:
 
 def test_limits_are_those_of_the_validators() -> None:
     of = wire.LIMITS
-    assert (of[m.Heartbeat].array, of[m.Heartbeat].items) == (0, 2 * 4)
+    assert (of[m.Heartbeat].array, of[m.Heartbeat].items) == (0, 2 * 3)
     assert of[m.Heartbeat].frame_bytes < 200
     assert of[m.Measured].array == m.MEMBERS_MAX
     fields, unknown = 2 * 6 + m.MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * m.MEMBERS_MAX
@@ -49,7 +49,7 @@ def test_the_largest_of_a_type_is_within_its_limits() -> None:
         count, 1.5, count, 1.5, (m.LinkLoad(peer, count, 1.5, 1.5),) * m.MEMBERS_MAX
     )
     assert wire.decode(wire.encode(largest)) == largest
-    for message in (m.Notice("\U0001f600" * m.TEXT_CHARS_MAX), m.Heartbeat(count, count)):
+    for message in (m.Notice("\U0001f600" * m.TEXT_CHARS_MAX), m.Heartbeat(count)):
         assert wire.decode(wire.encode(message)) == message
 
 

@@ -34,7 +34,7 @@ def test_whatever_breaks_each_message_comes_once_and_in_order(
         wire.append(message)
         deliver(count)
         if confirms:
-            near.hears(Heartbeat(0, far.received))
+            near.hears(Heartbeat(far.received))
         if breaks:  # what is on the wire is lost; each says what it has
             near.confirm(far.received)
             wire[:] = near.missing()
@@ -45,10 +45,10 @@ def test_whatever_breaks_each_message_comes_once_and_in_order(
 def test_more_than_was_sent_cannot_have_come() -> None:
     conversation = Conversation()
     conversation.sends(Notice("one"))
-    conversation.hears(Heartbeat(0, 1))
+    conversation.hears(Heartbeat(1))
     for count in (0, 2):
         with pytest.raises(RemoteProtocolError):
-            conversation.hears(Heartbeat(0, count))
+            conversation.hears(Heartbeat(count))
 
 
 def test_who_confirms_nothing_is_not_kept_for_without_end() -> None:
