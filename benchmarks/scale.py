@@ -189,7 +189,7 @@ class LightPeer:
             channel = await self._dial()
             self._stream = channel.stream
             await self.say("Hello", wire.to_plain(self._hello()))
-            nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
+            nursery.start_soon(self._every, heartbeat_s, "Heartbeat", dict)
             nursery.start_soon(self._every, self._progress_s, "Progress", self._progress)
             await self._listen(nursery)
 

@@ -6,7 +6,6 @@ records.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import time
@@ -68,9 +67,8 @@ def _client() -> httpx.Client:
     """Return the one HTTP client; it ignores proxies, as the daemon is on this machine."""
     import httpx
 
-    client = httpx.Client(trust_env=False)
-    atexit.register(client.close)
-    return client
+    # Never closed: Ctrl+C may have left a lock of it taken, and the end of a process closes all.
+    return httpx.Client(trust_env=False)
 
 
 def _escaped(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import attrs
@@ -19,7 +21,7 @@ from holdfast.daemon.process.paths import DaemonAddress
 from holdfast.daemon.web.connections import Connections
 from holdfast.daemon.web.http_server import bind_http
 from holdfast.protocol.addresses import Address
-from tests.background import background
+from tests.background import SOON_S, background
 
 Json = dict[str, Any]
 
@@ -42,6 +44,12 @@ async def test_polls_share_a_connection() -> None:
     daemon_client._client().close()
     daemon_client._client.cache_clear()
     assert len(callers) == 1
+
+
+def test_a_lock_that_ctrl_c_left_taken_lets_a_command_end() -> None:
+    taken = "daemon_client._client()._transport._pool._optional_thread_lock.__enter__()"
+    code = f"from holdfast.daemon.cli import daemon_client; {taken}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SOON_S)
 
 
 MASTER = DaemonAddress("master", "http://nowhere", "", 0)
@@ -133,6 +141,7 @@ def test_rounds_name_their_contributors(history: MetricsStore) -> None:
 
 
 def test_rounds_name_those_that_they_went_on_without(history: MetricsStore) -> None:
+    """Birch died before the reduction, which does not name it."""
     row = {
         **a_round(1, 9.0),
         "contributors": [a_contribution("a" * 32)],
@@ -145,6 +154,4 @@ def test_rounds_name_those_that_they_went_on_without(history: MetricsStore) -> N
     }
     history.write(rounds=[(1, json.dumps(row).encode())])
     (shown,) = rounds_of(MASTER, 1)
-    assert format_round_reason(shown) == "lost birch; without cedar (it was not ready in time)", (
-        "birch died before the reduction, which does not name it"
-    )
+    assert format_round_reason(shown) == "lost birch; without cedar (it was not ready in time)"
