@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_script_is_a_sentence(
 def test_data_that_repeats_ends_the_trial() -> None:
     Path("train.py").write_text(SCRIPT + SAME + BEGIN + GO_ON)
     with pytest.raises(FleetError, match=r"^r: 2 members train on the same samples"):
-        trial.run_trial(trial.replicas("r", SPEC, 2, 40), Path("run"), COMMAND, print)
+        trial.run_trial(trial.replicas("r", SPEC, 2, 40_000), Path("run"), COMMAND, print)
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
