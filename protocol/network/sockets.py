@@ -57,6 +57,8 @@ OUT_OF_TIME = (9, 10)  # OpenSSL's codes: a certificate is not valid yet, or has
 TAKEN_EXIT_CODE = 4
 SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
 
+# What an end without TLS's own is to OpenSSL; the second one in Python 3.11.2, as Debian 12 has it.
+HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _CAPACITY_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 _log = logging.getLogger(__name__)
@@ -377,7 +379,7 @@ async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | s
                 ) from None
             reason = f"{address} shows no valid certificate of this run: {cause.verify_message}"
             raise RemoteProtocolError(reason) from None
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, HUNG_UP):
             raise RemoteProtocolError(f"{address} refuses TLS 1.3: {cause.reason}") from None
         raise OSError(errno.ECONNRESET, f"{address} hung up: {cause or error}") from None
 

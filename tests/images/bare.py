@@ -1,4 +1,4 @@
-"""``make`` on a bare machine: Debian with Python and make, and a copy of this tree in another
+"""``make`` on a bare machine: Debian with Python, make and git, and a clone of this tree in another
 folder.
 
     python -m tests.images.bare                             make demo, as root
@@ -21,12 +21,12 @@ from pathlib import Path
 
 from tests.images import base
 
-FOLDER = "any-name-will-do"  # the copy of this tree, in the user's home
+FOLDER = "any-name-will-do"  # the clone, in the user's home
 SYSTEM_FILES = ("/etc/resolv.conf", "/etc/hosts")
 
 
 class Machine:
-    """A copy of the bare tree to which make was added, for one user's commands.
+    """A copy of the bare tree to which make and git were added, for one user's commands.
 
     Args:
       user: ``root`` or the name of an ordinary user, who is made.
@@ -40,37 +40,36 @@ class Machine:
         self._mounts += [f"mount -t proc proc {folder}/proc", f"mount -t tmpfs tmpfs {folder}/tmp"]
         system = {Path(path): Path(path) for path in SYSTEM_FILES}
         for inside, here in {**base.mounts(), **system}.items():
-            self._mounts += base.bind(folder, str(inside), here, read_only=True)
+            if inside not in base.APT_FOLDERS:
+                self._mounts += base.bind(folder, str(inside), here, read_only=True)
 
     @classmethod
     def make(cls, folder: Path, user: str) -> Machine:
-        """Make a machine with a copy of this tree in the user's home."""
+        """Make a machine with a clone of this tree, what is committed, in the user's home."""
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(["cp", "-a", base.bare_tree(), folder], check=True)
         made = cls(folder, user)
+        for apt in base.apt_folders():  # copies, for some packages add settings of their own
+            shutil.copytree(apt, folder / apt.relative_to("/"), symlinks=True, dirs_exist_ok=True)
         made.run_as_root("apt-get update -q")
-        made.run_as_root("apt-get install -q -y --no-install-recommends make")
+        made.run_as_root("apt-get install -q -y --no-install-recommends git make")
         if user != "root":
             made.run_as_root(f"useradd --create-home --shell /bin/bash {user}")
-        made.put_tree()
+        clone = [
+            "git",
+            "clone",
+            "-q",
+            "--no-hardlinks",
+            f"{base.ROOT}",
+            f"{folder}{made.home}/{FOLDER}",
+        ]
+        subprocess.run(clone, check=True)
+        made.run_as_root(f"chown -R {user}: {made.home}/{FOLDER}")
         return made
 
     @property
     def home(self) -> str:
         return "/root" if self.user == "root" else f"/home/{self.user}"
-
-    def put_tree(self) -> None:
-        """Copy what git has or would have; git itself is not on a bare machine."""
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=base.ROOT, capture_output=True, check=True).stdout
-        there = [name for name in names.decode().split("\0") if name]
-        target = self.root / self.home.removeprefix("/") / FOLDER
-        for name in there:
-            source = base.ROOT / name
-            if source.is_symlink() or source.exists():  # one may be deleted, and not committed
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target / name, follow_symlinks=False)
-        self.run_as_root(f"chown -R {self.user}: {self.home}/{FOLDER}")
 
     def run_as_root(self, command: str) -> None:
         done = subprocess.run(

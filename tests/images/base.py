@@ -84,9 +84,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def mounts() -> dict[Path, Path]:
-    """Return what has to be seen for pip and apt to work as they do here: path inside to path
-    here.
-    """
+    """Return what pip and apt need to work as they do here: path inside to path here."""
     settings = pip_settings()
     seen = {CERTIFICATES: CERTIFICATES, Path("/etc/pip.conf"): _pip_file(settings)}
     for word in (word for value in settings.values() for word in value.split()):
@@ -95,13 +93,13 @@ def mounts() -> dict[Path, Path]:
             # An index may link to files that lie beside it.
             whole = path.parent if word.startswith("file://") else path
             seen[whole] = whole
-    if mirror() != DEFAULT_MIRROR or _suite_is_ours():
-        seen.update({folder: folder for folder in APT_FOLDERS if folder.exists()})
-    return seen
+    return seen | {folder: folder for folder in apt_folders()}
 
 
-def _suite_is_ours() -> bool:
-    return f"VERSION_CODENAME={SUITE}" in Path("/etc/os-release").read_text().splitlines()
+def apt_folders() -> list[Path]:
+    """Return the folders of this machine's apt, if they are of use there."""
+    ours = f"VERSION_CODENAME={SUITE}" in Path("/etc/os-release").read_text().splitlines()
+    return [path for path in APT_FOLDERS if path.exists() and (ours or mirror() != DEFAULT_MIRROR)]
 
 
 def _pip_file(settings: dict[str, str]) -> Path:

@@ -75,9 +75,9 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
         state = tmp_path / "state"
         return run_command("host", string, f"--state={state}", "--patience=1", *command).stderr
 
-    assert "admits a peer to a run" in said(invite, "--", "python")
-    assert "is incomplete or damaged" in said(found[0][:-9], "--", "python")
-    other = run_command("join", found[0], "--", "python")
+    assert "admits a peer to a run" in said(invite, "--", sys.executable)
+    assert "is incomplete or damaged" in said(found[0][:-9], "--", sys.executable)
+    other = run_command("join", found[0], "--", sys.executable)
     assert "admits a further host of a peer" in other.stderr
 
     def checked(string: str) -> dict[str, dict[str, str]]:
@@ -98,6 +98,6 @@ def test_what_is_said_to_a_host_that_cannot_take_part(fleet: Fleet, tmp_path: Pa
     assert "the head's: the string is not usable" in checked(found[0][:-9])["clock"]["text"]
     fleet.kill("site")
     assert "`holdfast join --hosts` runs" in checked(found[0])["head"]["fix"]
-    assert "needs a command with {host} and {head}" in said(found[0], "--", "python")
+    assert "needs a command with {host} and {head}" in said(found[0], "--", sys.executable)
     command = torchrun("fsdp", 0, tmp_path / "w")
     assert "is `holdfast join --hosts` running there" in said(found[0], "--", *command)
