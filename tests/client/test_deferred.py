@@ -121,6 +121,7 @@ def test_a_merge_whose_version_is_replaced_meanwhile_takes_the_newer_one() -> No
     bench.train(0.5)
     bench.move(8.0)
     bench.replica.merge(contributed=True)
+    assert bench.replica.version == 1
     with bench.shared.writing(0, 2):  # the daemon writes while the thread reads
         slow.end()
         bench.shared.values(0)[:4] += np.float32(8)
