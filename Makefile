@@ -1,7 +1,7 @@
 # Everything a checkout needs, from any folder: `make -C path/to/clone test`.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
-#   ARGS='--only lossy' passed on to pytest, to `holdfast demo` or to the benchmarks
+#   ARGS='--only lines' passed on to pytest, to `holdfast demo` or to the benchmarks
 
 PYTHON ?= python3
 ARGS ?=
@@ -160,7 +160,7 @@ demo: install  ## A small run on this machine: master, peers, trainers
 llama: $(LLAMA)  ## A small Llama on this machine, from a tokenizer to a text that it writes (some minutes)
 	$(BIN)/python examples/llama/run.py $(ARGS)
 
-bench: dev  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
+bench: dev  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lines'
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 docs: reference  ## The documentation as a site, build/docs/index.html; warnings are errors

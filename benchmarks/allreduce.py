@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -22,6 +21,7 @@ import trio
 from attrs import define, field, frozen
 
 from benchmarks.gloo import GlooWorker
+from benchmarks.parts import PartTimes
 from benchmarks.ranks import (
     LOOPBACK,
     BenchRank,
@@ -34,17 +34,16 @@ from benchmarks.ranks import (
     size,
 )
 from benchmarks.report import BenchError, run_main
-from benchmarks.wan_lab import DEVICE
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.collectives.reduction_context import ReductionContext
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
-from holdfast.membership.planning.plan import PlanEstimate, make_plan
+from holdfast.membership.planning.plan import make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
 from holdfast.protocol.errors import PeerLostError
 from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
 
 VALUE_BYTES = 4  # float32
-UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
+LINE = Bandwidth(1e9, 1e9)  # of every rank, for the planner
 CHECKED_VALUES = 2**16  # values of each result that are checked
 # Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values
 # or more, and the coarsest of the other codecs has 4 bits per value.
@@ -62,18 +61,10 @@ class AllreduceOptions:
     repeat: int
     warm_up: int
     gloo: bool
-    up_mbit: float = 0.0
-    delay_ms: float = 0.0
 
     @property
     def size(self) -> FragmentSize:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
-
-    def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the lines for the planner: without a given rate, those of one machine."""
-        rate = self.up_mbit * 1e6 / 8
-        line = Bandwidth(rate, rate) if rate else UNTOLD
-        return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)
 
 
 @define
@@ -83,10 +74,12 @@ class AllreduceBench:
     options: AllreduceOptions
     node: BenchRank
     values: np.ndarray[tuple[int], np.dtype[np.float32]]
+    times: PartTimes
     round: int = 0
     ours_s: list[float] = field(factory=list)
     gloo_s: list[float] = field(factory=list)
     cpu_s: list[float] = field(factory=list)  # CPU time, mean over ranks
+    parts_s: list[dict[str, float]] = field(factory=list)  # of it, of this rank, by part
     gloo_cpu_s: list[float] = field(factory=list)
     sent_bytes: list[list[int]] = field(factory=list)  # per repetition and rank, headers included
 
@@ -94,11 +87,11 @@ class AllreduceBench:
     def peers(self) -> list[str]:
         return [member.peer for member in self.node.members]
 
-    def plan(self) -> tuple[Plan, PlanEstimate]:
+    def plan(self) -> Plan:
         peers = self.peers
         table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
-        lines = self.options.lines(peers)
-        return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
+        lines = LineCapacities(dict.fromkeys(peers, LINE))
+        return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))[0]
 
     def order(self) -> Reduce:
         peers = self.peers
@@ -110,7 +103,7 @@ class AllreduceBench:
             view=1,
             contributors=tuple(Contributor(peer, 1, 1.0) for peer in peers),
             receivers=tuple(peers),
-            plan=self.plan()[0],
+            plan=self.plan(),
         )
 
     async def reduce(self) -> None:
@@ -120,6 +113,7 @@ class AllreduceBench:
         hub, network, exchange = self.node.hub, self.node.network, self.node.seat.exchange
         size, before = self.options.size, hub.sent_bytes
         await exchange({})
+        self.times.take(0.0)
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
         context = ReductionContext(order, hub.me, size, hub, self.values, None)
@@ -140,6 +134,7 @@ class AllreduceBench:
         error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
         if max(each["error"] for each in second) > error_max:
             raise BenchError("the result is not the mean")
+        self.parts_s.append(self.times.take(cpu_s))
         self.ours_s.append(max(each["s"] for each in first))
         self.cpu_s.append(statistics.mean(each["cpu_s"] for each in second))
         self.sent_bytes.append([each["sent_bytes"] for each in second])
@@ -167,7 +162,7 @@ class AllreduceBench:
         """Return the results without the warm-up repetitions."""
         skipped = self.options.warm_up
         ours_s, gloo_s = self.ours_s[skipped:], self.gloo_s[skipped:]
-        _plan, estimate = self.plan()
+        parts_s = self.parts_s[skipped:]
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
 
@@ -185,8 +180,10 @@ class AllreduceBench:
             "gloo_all_s": gloo_s,
             "ratio": gloo_median_s / median_s if gloo_median_s else None,
             "cpu_s": statistics.median(self.cpu_s[skipped:]),
+            "parts_s": {
+                part: statistics.median(each[part] for each in parts_s) for part in parts_s[0]
+            },
             "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
-            "t_lb_s": estimate.bound_s if self.options.up_mbit else None,
             "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
         }
 
@@ -198,13 +195,14 @@ def _refuse(error: PeerLostError) -> None:
 async def run_rank(options: AllreduceOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
     seat = options.seat
+    times = PartTimes()  # before there are links
     async with joined(seat) as node:
         await node.link_all()
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
         values *= seat.rank + 1
-        bench = AllreduceBench(options, node, values)
-        port = free_port(seat.host) if seat.rank == 0 else 0
-        first = (await seat.exchange({"host": seat.host, "port": port}))[0]
+        bench = AllreduceBench(options, node, values, times)
+        port = free_port() if seat.rank == 0 else 0
+        first = (await seat.exchange({"port": port}))[0]
         with ExitStack() as stack:
             worker = None
             if options.gloo:
@@ -212,9 +210,9 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                     subprocess.Popen,
                     rank=seat.rank,
                     peers=seat.count,
-                    master=first["host"],
+                    master=LOOPBACK,
                     port=first["port"],
-                    interface="lo" if first["host"] == LOOPBACK else DEVICE,
+                    interface="lo",
                     values=options.size.value_count,
                 )
                 stack.callback(worker.close)
@@ -236,8 +234,6 @@ def main() -> int:
     parser.add_argument("--size", type=size, default="256MiB", help="of the float32 values")
     parser.add_argument("--codec", choices=CODECS, default="fp32", help="for both directions")
     parser.add_argument("--vs", choices=["gloo"], help="alternate with another library")
-    parser.add_argument("--up", type=float, default=0.0, help="Mbit/s, for the plan and the bound")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, for the bound")
     options = parser.parse_args()
 
     async def work(seat: RankSeat) -> Report | None:
@@ -249,8 +245,6 @@ def main() -> int:
                 repeat=options.repeat,
                 warm_up=options.warm_up,
                 gloo=options.vs == "gloo",
-                up_mbit=options.up,
-                delay_ms=options.delay_ms,
             )
         )
 

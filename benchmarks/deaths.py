@@ -17,8 +17,8 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.allreduce_sections import LOSSY
 from benchmarks.lab_run import ONE_FRAGMENT, LabRun, running, said_s
+from benchmarks.lines import FAR_FIBRE
 from benchmarks.report import Measured, Table, say
 from benchmarks.wan_lab import WanLab
 from holdfast.daemon.cli.fleet import Status
@@ -114,7 +114,7 @@ def scene(*, cut_off: bool) -> tuple[list[float], list[Death]]:
     """A run in which peers go and come back; undisturbed reductions' seconds, and the deaths."""
     found = []
     with (
-        WanLab([LOSSY] * (1 + len(PEERS))) as lab,
+        WanLab([FAR_FIBRE] * (1 + len(PEERS))) as lab,
         running(lab, SCRIPT, SPEC, PEERS) as run,
     ):
         undisturbed_s = _full_rounds(run, DISCARDED_COUNT + UNDISTURBED_COUNT)[DISCARDED_COUNT:]
@@ -130,7 +130,7 @@ def scene(*, cut_off: bool) -> tuple[list[float], list[Death]]:
             found.append(_follow(run, name, status, gone_s))
             say(f"{name}: {found[-1]}")
             if cut_off:
-                lab.set(host, loss=LOSSY.loss)
+                lab.set(host, loss=FAR_FIBRE.loss)
             else:
                 run.join_on(host, name)
             _full_rounds(run, DISCARDED_COUNT)

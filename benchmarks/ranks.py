@@ -1,7 +1,7 @@
 """Ranks of a bench: processes of one machine that run the code of peers, without a master.
 
-All are on loopback, or each is on a host of a lab. They meet in a folder, where they exchange small
-messages, and all clocks are one, so they begin at the same moment.
+All are on loopback. They meet in a folder, where they exchange small messages, and all clocks are
+one, so they begin at the same moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import trio
 from attrs import Factory, define, frozen
 
 from benchmarks.report import ROOT, BenchError, bench_parser, keep_json
-from benchmarks.wan_lab import WanLab
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Role
@@ -61,18 +60,17 @@ def rank_parser(module: str, about: str | None) -> argparse.ArgumentParser:
     parser = bench_parser(module, about)
     parser.add_argument("--repeat", type=int, default=5, help="counted repetitions")
     parser.add_argument("--warm-up", type=int, default=1, help="repetitions before those")
-    for name, kind in (("--rank", int), ("--host", str), ("--meet", Path)):  # see ``run_ranks``
+    for name, kind in (("--rank", int), ("--meet", Path)):  # see ``run_ranks``
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     return parser
 
 
 @define
 class RankSeat:
-    """One rank among ``count``, its address, and the folder where all of them meet."""
+    """One rank among ``count``, and the folder where all of them meet."""
 
     rank: int
     count: int
-    host: str
     folder: Path
     _turn: int = 0
     _parent: int = Factory(os.getppid)
@@ -104,7 +102,7 @@ def bench_main(
     if options.rank is None:
         keep_json(run_ranks(module, count, sys.argv[1:]), options.json or "-")
         return 0
-    seat = RankSeat(options.rank, count, options.host, options.meet)
+    seat = RankSeat(options.rank, count, options.meet)
     gc.freeze()  # as the daemons do
     report = trio.run(partial(run_rank, seat), restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
@@ -112,8 +110,8 @@ def bench_main(
     return 0
 
 
-def run_ranks(module: str, count: int, options: Sequence[str], lab: WanLab | None = None) -> Report:
-    """Run each rank of a bench, here or on a host of the lab; return rank 0's figures.
+def run_ranks(module: str, count: int, options: Sequence[str]) -> Report:
+    """Run each rank of a bench; return rank 0's figures.
 
     Raises:
       BenchError: a rank failed.
@@ -126,11 +124,9 @@ def run_ranks(module: str, count: int, options: Sequence[str], lab: WanLab | Non
             # SIGKILL.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             for rank in range(count):
-                host = LOOPBACK if lab is None else lab.address(rank)
                 argv = [sys.executable, "-m", f"benchmarks.{module}", *options]
-                argv += [f"--rank={rank}", f"--host={host}", f"--meet={folder}"]
-                popen = subprocess.Popen if lab is None else partial(lab.popen, rank)
-                ranks.append(popen(argv, cwd=ROOT, process_group=0))
+                argv += [f"--rank={rank}", f"--meet={folder}"]
+                ranks.append(subprocess.Popen(argv, cwd=ROOT, process_group=0))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             while any(each.poll() is None for each in ranks) and not _failed(ranks):
                 time.sleep(0.05)
@@ -149,10 +145,10 @@ def _failed(ranks: Sequence[subprocess.Popen[Any]]) -> bool:
     return any(each.poll() not in (None, 0) for each in ranks)
 
 
-def free_port(host: str) -> int:
+def free_port() -> int:
     """Return a port that is free at this moment."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
@@ -189,7 +185,7 @@ async def joined(seat: RankSeat) -> AsyncGenerator[BenchRank]:
     async with trio.open_nursery() as nursery:
         hub = LinkHub(network, identity.peer_id)
         bound: Sequence[Address] = await nursery.start(
-            network.serve, [Address(seat.host, 0)], hub.handle_channel, hub.handle_lane
+            network.serve, [Address(LOOPBACK, 0)], hub.handle_channel, hub.handle_lane
         )
         await nursery.start(hub.run)
         everyone = await seat.exchange({"peer": hub.me, "address": str(bound[0])})

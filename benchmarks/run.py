@@ -1,7 +1,7 @@
 """``make bench``: measure, section by section, and write RESULTS.md.
 
     make bench                               everything that this machine allows
-    make bench ARGS='--only lossy,kill'      some sections; the others keep their text
+    make bench ARGS='--only lines,kill'      some sections; the others keep their text
 
 A section that needs root, or a tool that is not there, says so and is left out; then the exit
 status is 1. Ctrl+C stops at once: namespaces and processes go, finished sections stay.
@@ -62,7 +62,6 @@ class Section:
 
 SECTIONS = (
     Section("loopback", "on one machine, against gloo", allreduce_sections.loopback),
-    Section("lossy", "a long path that loses packets", allreduce_sections.lossy, _lab),
     Section("kill", "a peer dies in the middle of a round", deaths.deaths, _lab),
     Section("join", "a newcomer copies the state beside rounds", join.joins, _lab),
     Section("transfer", "the state between processes of one machine", transfer.transfer),

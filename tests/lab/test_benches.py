@@ -32,9 +32,9 @@ def bench(module: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_ranks_report_time_and_bytes_in_turns_with_gloo_and_rates_give_a_bound() -> None:
-    rates = ("--up=100", "--delay-ms=5")
-    report = bench("allreduce", "--size=300KiB", "--repeat=2", "--warm-up=0", "--vs=gloo", *rates)
+def test_ranks_report_time_bytes_and_parts_in_turns_with_gloo() -> None:
+    options = ("--size=300KiB", "--repeat=2", "--warm-up=0", "--vs=gloo")
+    report = bench("allreduce", *options)
 
     assert (report["peers"], report["bytes"], report["codec"]) == (2, 300 * 1024, "fp32")
     assert report["repeat"] == 2
@@ -44,8 +44,8 @@ def test_ranks_report_time_and_bytes_in_turns_with_gloo_and_rates_give_a_bound()
         assert report["bytes"] * 0.9 < sent < report["bytes"] * 1.1
     assert report["gloo_median_s"] > 0
     assert report["ratio"] == pytest.approx(report["gloo_median_s"] / report["median_s"])
-    # 300 KiB at 100 Mbit/s, and there and back.
-    assert report["t_lb_s"] == pytest.approx(report["bytes"] * 8 / 100e6 + 0.010)
+    assert set(report["parts_s"]) == {"sockets", "AES-GCM", "BLAKE3", "adding", "interpreter"}
+    assert min(report["parts_s"].values()) > 0
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ async def test_ranks_hear_each_other_and_go_on_together(tmp_path: Path) -> None:
     went_on_s: list[float] = []
 
     async def rank(number: int) -> None:
-        seat = RankSeat(number, 3, "127.0.0.1", tmp_path)
+        seat = RankSeat(number, 3, tmp_path)
         await trio.sleep(0.05 * number)
         heard[number] = [each["rank"] for each in await seat.exchange({"rank": number})]
         went_on_s.append(trio.current_time())

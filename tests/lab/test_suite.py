@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = report.Table(
     "How fast", ["python -m benchmarks.this"], ["what", "seconds"], [["a|b", "1.5"]], ["As told."]
 )
-PAGE = "# Results\n\nOn this page.\n\n## kill: one dies\n\nOld.\n\n## lossy: slow\n\nStays.\n"
+PAGE = "# Results\n\nOn this page.\n\n## kill: one dies\n\nOld.\n\n## lines: slow\n\nStays.\n"
 
 
 def test_a_section_says_when_where_and_how_and_replaces_its_text(
@@ -31,7 +31,7 @@ def test_a_section_says_when_where_and_how_and_replaces_its_text(
 
     text = page.read_text()
     assert "Old." not in text
-    assert text.endswith("\n\n## lossy: slow\n\nStays.\n")
+    assert text.endswith("\n\n## lines: slow\n\nStays.\n")
     assert "load average before: 0.2" in text
     assert f"cores {report.machine()['cores']}, " in text
     assert "| what | seconds |\n| --- | ---: |\n| a\\|b | 1.5 |" in text
@@ -46,7 +46,7 @@ def test_a_new_section_comes_last() -> None:
 
 
 def test_an_unknown_section_is_refused_with_those_there_are() -> None:
-    with pytest.raises(report.BenchError, match="no section speed; there are loopback, lossy"):
+    with pytest.raises(report.BenchError, match="no section speed; there are loopback, kill"):
         chosen("speed")
 
 
