@@ -12,7 +12,6 @@ teardown             -                         close
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,20 +20,16 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ...protocol.messages import METRICS_MAX
 from ..attach_errors import MisuseError
-from ..callbacks import Callback
-from ..hook import Run
 from .optimizer_steps import (
-    Counter,
     OptimizerSteps,
-    count_tokens,
+    TrainerPlugin,
     follow_step,
     join_run,
-    require_run,
 )
 from .peer_data import draw_leased, is_leased
 
 
-class LightningCallback(PluginBase):  # type: ignore[misc]
+class LightningCallback(TrainerPlugin, PluginBase):  # type: ignore[misc]
     """Makes a ``lightning.pytorch.Trainer`` take part in a run::
 
         trainer = Trainer(max_steps=8000, callbacks=[LightningCallback()])
@@ -53,32 +48,10 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
       callbacks: of the run, as ``attach`` takes them.
     """
 
-    def __init__(
-        self,
-        *,
-        leased: bool = False,
-        trained_only: bool = False,
-        tokens: Counter = count_tokens,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        self._leased = leased
-        self._trained_only = trained_only
-        self._count = tokens
-        self._callbacks = callbacks
-        self._run: Run | None = None
-        self._steps: OptimizerSteps | None = None
-        self._seen_step = 0  # the trainer's, at the last report
-        self._scale = 0.0  # of gradients in float16
-        self._validated: Any = 1.0  # the script's ``limit_val_batches``
-
-    @property
-    def run(self) -> Run:
-        """The run, from the beginning of ``Trainer.fit`` on.
-
-        Raises:
-          MisuseError: training has not begun.
-        """
-        return require_run(self._run, "trainer.fit()")
+    BEGINS = "trainer.fit()"
+    _seen_step = 0  # the trainer's, at the last report
+    _scale = 0.0  # of gradients in float16
+    _validated: Any = 1.0  # the script's ``limit_val_batches``
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach before there are data, with the weights of the trainer's checkpoint loaded."""

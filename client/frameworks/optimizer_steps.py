@@ -145,23 +145,6 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner
 
 
-def require_run(run: Run | None, call: str) -> Run:
-    """Return a callback's run.
-
-    Args:
-      call: of the trainer, which attaches.
-
-    Raises:
-      MisuseError: training has not begun.
-    """
-    if run is None:
-        raise MisuseError(
-            "the trainer has not attached to a run yet",
-            hint=f"use the callback's run after {call} has begun",
-        )
-    return run
-
-
 def follow_step(scheduler: object, step: int) -> None:
     """Move a schedule to a step of the run, at which it already is unless this process began later.
 
@@ -200,3 +183,42 @@ def count_tokens(batch: object) -> int | torch.Tensor:
 
 
 Counter = Callable[[Any], int | torch.Tensor]
+
+
+class TrainerPlugin:
+    """The settings of a callback of a trainer, and its run.
+
+    Attributes:
+      BEGINS: the trainer's method that attaches.
+    """
+
+    BEGINS = ""
+    _run: Run | None = None
+    _steps: OptimizerSteps | None = None
+
+    def __init__(
+        self,
+        *,
+        leased: bool = False,
+        trained_only: bool = False,
+        tokens: Counter = count_tokens,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self._leased = leased
+        self._trained_only = trained_only
+        self._count = tokens
+        self._callbacks = callbacks
+
+    @property
+    def run(self) -> Run:
+        """The run, once training has begun.
+
+        Raises:
+          MisuseError: it has not begun.
+        """
+        if self._run is None:
+            raise MisuseError(
+                "the trainer has not attached to a run yet",
+                hint=f"use the callback's run after {self.BEGINS} has begun",
+            )
+        return self._run

@@ -12,7 +12,7 @@ on_train_end   -                            close
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
@@ -24,26 +24,22 @@ from transformers.optimization import get_scheduler
 
 from ...protocol.messages import METRICS_MAX
 from ..attach_errors import MisuseError
-from ..callbacks import Callback
-from ..hook import Run
 from .optimizer_steps import (
     STEPS_MAX,
-    Counter,
     OptimizerSteps,
-    count_tokens,
+    TrainerPlugin,
     follow_step,
     join_run,
     plain_optimizer,
-    require_run,
 )
 from .peer_data import draw_apart, draw_leased
 
 
-class TransformersCallback(TrainerCallback):  # type: ignore[misc]
+class TransformersCallback(TrainerPlugin, TrainerCallback):  # type: ignore[misc]
     """Makes a ``Trainer`` take part in a run::
 
-        trainer = Trainer(model=model, args=args, train_dataset=data,
-        callbacks=[TransformersCallback()]) trainer.train()
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[TransformersCallback()])
+        trainer.train()
 
     The run decides how long it trains: ``max_steps`` and ``num_train_epochs`` only tell the
     schedule how long a run without an end is. Steps, evaluation, saving and the schedule follow the
@@ -58,37 +54,15 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
       callbacks: of the run, as ``attach`` takes them.
     """
 
-    def __init__(
-        self,
-        *,
-        leased: bool = False,
-        trained_only: bool = False,
-        tokens: Counter = count_tokens,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        self._leased = leased
-        self._trained_only = trained_only
-        self._count = tokens
-        self._callbacks = callbacks
-        self._run: Run | None = None
-        self._open = False
-        self._steps: OptimizerSteps | None = None
-        self._hook: RemovableHandle | None = None
-        self._own_steps: int | None = None  # as the script set ``max_steps``
-        self._schedule_given = False
-        self._first_step = 0
-        self._substeps = 0  # micro-batches of this optimizer step that were not its last
-        self._logged = (0.0, 0)  # ``OptimizerSteps.losses`` at the last log
-        self._logged_loss: float | None = None
-
-    @property
-    def run(self) -> Run:
-        """The run, from the beginning of ``Trainer.train`` on.
-
-        Raises:
-          MisuseError: training has not begun.
-        """
-        return require_run(self._run, "trainer.train()")
+    BEGINS = "trainer.train()"
+    _open = False
+    _hook: RemovableHandle | None = None
+    _own_steps: int | None = None  # as the script set ``max_steps``
+    _schedule_given = False
+    _first_step = 0
+    _substeps = 0  # micro-batches of this optimizer step that were not its last
+    _logged = (0.0, 0)  # ``OptimizerSteps.losses`` at the last log
+    _logged_loss: float | None = None
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
