@@ -27,8 +27,8 @@ from .rates.send_priority import SendRank
 from .send_queue import TakenFrame
 
 # How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within
-# a round, so that threads come and go by round, not by frame.
-LINGER_S = 0.1
+# a round, on a slow line too, so that threads come and go by round, not by frame.
+LINGER_S = 1.0
 # A frame that a round's frames may overtake is sent in pieces of this size.
 TURN_BYTES = 64 * 1024
 # Lanes' threads have a limiter of their own: they and other work must not wait for each other.
@@ -67,9 +67,8 @@ class LaneThreads:
         weight = partial(self._shared.node.send_backlog.weight, self._shared.peer)
         return LanePace(
             lambda count: line.reserve(count, now_s()),
-            lambda: min(SLICE_BYTES, int(weight() * line.slice_bytes)),
+            lambda: int(weight() * line.slice_bytes),
             self._shared.turns,
-            lambda: line.is_free,
         )
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:

@@ -45,7 +45,7 @@ from .trainer_service import format_failure
 
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
-SHOWN_S = 0.5  # between two states of the living line
+SHOWN_S = 1.0  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
 ENDED_EARLY = (
     "the training command ended with exit status 0 before the run did: its loop must go on until "

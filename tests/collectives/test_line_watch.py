@@ -10,7 +10,7 @@ from attrs import define
 
 from holdfast.collectives.links.rates.line_rate import ROUND_TRIP_S_MIN
 from holdfast.collectives.links.rates.line_watch import LOOK_S, RECENT_S, LineWatch
-from holdfast.protocol.network.socket_lane import SocketLane
+from holdfast.protocol.network.socket_lane import UNSENT_BYTES, SocketLane
 from holdfast.protocol.network.socket_options import PathNow
 
 ROUND_TRIP_S = 0.05
@@ -62,7 +62,8 @@ def test_what_all_receivers_wait_for_is_the_nodes_own_queue(
     watch = watch_of(lanes)
     let_pass(watch, 3.0, *list(lanes.values())[:sending])
     assert watch.rate.bytes_per_s <= most
-    assert (watch.rate.bytes_per_s == math.inf) == (most == math.inf)
+    assert (watch.rate.bytes_per_s == math.inf) == (watch.slice_bytes == 0) == (most == math.inf)
+    assert watch.slice_bytes <= UNSENT_BYTES, "the kernel would not take it at once"
 
 
 def test_without_a_queue_copies_may_go_where_one_would_have_shown() -> None:

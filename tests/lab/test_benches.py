@@ -33,8 +33,7 @@ def bench(module: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_ranks_report_time_bytes_and_parts_in_turns_with_gloo() -> None:
-    options = ("--size=300KiB", "--repeat=2", "--warm-up=0", "--vs=gloo")
-    report = bench("allreduce", *options)
+    report = bench("allreduce", "--size=300KiB", "--repeat=2", "--warm-up=0", "--vs=gloo")
 
     assert (report["peers"], report["bytes"], report["codec"]) == (2, 300 * 1024, "fp32")
     assert report["repeat"] == 2

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ....protocol.network.socket_lane import SocketLane
+from ....protocol.network.socket_lane import UNSENT_BYTES, SocketLane
 from .line_rate import LineSample, PaceRule, is_queue
 from .rate_limiter import RateLimiter
 
 LOOK_S = 0.1  # between two looks at the connections
 BURST_S = 0.02  # of the line's rate, for threads that wake up late
-SLICE_S = 0.005  # of the line's rate, for one lane at once
+SLICE_S = 0.01  # of the line's rate, for one lane at once; each wakes a thread
 SLICE_BYTES_MIN = 8_192
 RECENT_S = 0.5  # an older look says nothing about now
 
@@ -55,11 +55,6 @@ class LineWatch:
         """Return whether the line's rate is to be found: lanes are paced once it is known."""
         return bool(self._delivered) and self.rate.sees_queues and self._limiter is None
 
-    @property
-    def is_free(self) -> bool:
-        """Return whether nothing limits what is sent now. Thread-safe."""
-        return self._limiter is None and self._cap is None
-
     def spare(self, now_s: float) -> bool:
         """Return whether no byte waits and the line is known to have room. Thread-safe."""
         limiters = [each for each in (self._limiter, self._cap) if each is not None]
@@ -72,10 +67,15 @@ class LineWatch:
 
     @property
     def slice_bytes(self) -> int:
-        """Return how much a lane should send at once, so that lanes alternate often."""
+        """Return how much a lane should send at once; 0: nothing limits it now. Thread-safe.
+
+        So much that few threads wake up, so little that lanes alternate, and that the kernel takes.
+        """
         limiter, cap = self._limiter, self._cap
-        most = 2**31 if limiter is None else max(SLICE_BYTES_MIN, limiter.slice_bytes)
-        return most if cap is None else min(most, cap.slice_bytes)
+        if limiter is None and cap is None:
+            return 0
+        most = UNSENT_BYTES if cap is None else min(UNSENT_BYTES, cap.slice_bytes)
+        return most if limiter is None else min(most, max(SLICE_BYTES_MIN, limiter.slice_bytes))
 
     # ------------------------------------------------------------ the event loop
 
