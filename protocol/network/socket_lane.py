@@ -36,9 +36,9 @@ LOOK_UP_S = 1.0
 UNSENT_BYTES, SHORT_PATH_UNSENT_BYTES = 64 * 1024, 256 * 1024
 SHORT_PATH_S = 0.002  # of a round trip
 
-# For how many bytes a thread that receives wakes up, while at least as many are due: a share of the
-# record, and at least so many. By default it does for each packet, which took half of its time.
-WAKE_SHARE, WAKE_BYTES = 1 / 4, 16 * 1024
+# For how many bytes a thread that receives wakes up, while at least as many are due; by default it
+# does for each packet, which took half of its time. More hold up a window that is still to grow.
+WAKE_BYTES = 16 * 1024
 
 
 @frozen
@@ -202,15 +202,14 @@ class SocketLane:
         """Fill ``view``; return False if the stream ended before the first byte."""
         if self._download is not None or len(view) <= 2 * WAKE_BYTES:
             return self._receive_all(view)
-        wake_bytes = max(WAKE_BYTES, int(WAKE_SHARE * len(view)))
-        self._wake_at(wake_bytes)
+        self._wake_at(WAKE_BYTES)
         try:
-            if not self._receive_all(view[:-wake_bytes]):
+            if not self._receive_all(view[:-WAKE_BYTES]):
                 return False
             self._readable.poll(1_000 * LOOK_UP_S)
         finally:
             self._wake_at(1)
-        return self._receive_all(view[-wake_bytes:])
+        return self._receive_all(view[-WAKE_BYTES:])
 
     def _wake_at(self, count: int) -> None:
         """Have the kernel wake the thread for so many bytes, no longer for each packet."""

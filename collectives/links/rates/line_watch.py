@@ -16,7 +16,7 @@ from .rate_limiter import RateLimiter
 
 LOOK_S = 0.1  # between two looks at the connections
 BURST_S = 0.02  # of the line's rate, for threads that wake up late
-SLICE_S = 0.01  # of the line's rate, for one lane at once; each wakes a thread
+SLICE_S = 0.005  # of the line's rate, for one lane at once
 SLICE_BYTES_MIN = 8_192
 RECENT_S = 0.5  # an older look says nothing about now
 
@@ -69,13 +69,15 @@ class LineWatch:
     def slice_bytes(self) -> int:
         """Return how much a lane should send at once; 0: nothing limits it now. Thread-safe.
 
-        So much that few threads wake up, so little that lanes alternate, and that the kernel takes.
+        Little, so that lanes alternate often; over a slow line twice as much, for each slice wakes
+        a thread, while the kernel takes it at once.
         """
         limiter, cap = self._limiter, self._cap
-        if limiter is None and cap is None:
-            return 0
-        most = UNSENT_BYTES if cap is None else min(UNSENT_BYTES, cap.slice_bytes)
-        return most if limiter is None else min(most, max(SLICE_BYTES_MIN, limiter.slice_bytes))
+        if limiter is None:
+            return 0 if cap is None else cap.slice_bytes
+        least = limiter.slice_bytes
+        most = max(SLICE_BYTES_MIN, least, min(2 * least, UNSENT_BYTES))
+        return most if cap is None else min(most, cap.slice_bytes)
 
     # ------------------------------------------------------------ the event loop
 
