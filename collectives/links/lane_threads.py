@@ -65,11 +65,12 @@ class LaneThreads:
     def _paced_by_line(self) -> LanePace:
         line, now_s = self._shared.node.line, self._shared.loop.now_s
         weight = partial(self._shared.node.send_backlog.weight, self._shared.peer)
-        return LanePace(
-            lambda count: line.reserve(count, now_s()),
-            lambda: int(weight() * line.slice_bytes),
-            self._shared.turns,
-        )
+
+        def share_bytes() -> int:
+            slice_bytes = line.slice_bytes
+            return int(weight() * slice_bytes) if slice_bytes else 0
+
+        return LanePace(lambda count: line.reserve(count, now_s()), share_bytes, self._shared.turns)
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:

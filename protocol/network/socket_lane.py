@@ -5,8 +5,8 @@ time. So the two directions of an open lane are handed to two threads. They wait
 the interpreter's lock is free meanwhile (also while they encrypt). Each direction's methods are for
 one thread at a time; ``close``, from another one, ends their waiting.
 
-What a wait costs is the kernel's putting a thread to sleep and waking it: some 20 us, and cold
-caches. So a sender waits once for a piece, and a receiver wakes for many packets.
+A wait costs what the kernel takes to put a thread to sleep and to wake it: some 20 us, and cold
+caches. So pieces are as large as the pace allows, and a receiver wakes for many packets.
 """
 
 from __future__ import annotations

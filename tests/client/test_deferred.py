@@ -73,8 +73,7 @@ def test_a_post_is_of_the_step_at_which_it_was_asked_for(overlap: bool) -> None:
     assert slow.waited_count == 0
 
 
-def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
-    slow = Slow()
+def merging(slow: Slow) -> Bench:
     bench = Bench(slow)
     bench.train(1.0)
     bench.replica.post()
@@ -83,6 +82,11 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     bench.move(8.0)
     bench.replica.merge(contributed=True)
     assert bench.replica.version == 1
+    return bench
+
+
+def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
+    bench = merging(slow := Slow())
     bench.train(0.25)
     bench.replica.advance()
     assert bench.now() == [1.75] * 4, "not yet"
@@ -113,15 +117,7 @@ def test_a_load_waits_for_the_thread_that_reads_the_anchor(work: Work) -> None:
 
 
 def test_a_merge_whose_version_is_replaced_meanwhile_takes_the_newer_one() -> None:
-    slow = Slow("late")
-    bench = Bench(slow)
-    bench.train(1.0)
-    bench.replica.post()
-    bench.replica.finish()
-    bench.train(0.5)
-    bench.move(8.0)
-    bench.replica.merge(contributed=True)
-    assert bench.replica.version == 1
+    bench = merging(slow := Slow("late"))
     with bench.shared.writing(0, 2):  # the daemon writes while the thread reads
         slow.end()
         bench.shared.values(0)[:4] += np.float32(8)

@@ -14,8 +14,8 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_804, "tests": 57_925, "benchmarks": 7_264}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 59_030, 34_385
+LINES = {"simulation": 5_804, "tests": 57_921, "benchmarks": 7_264}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 59_031, 34_388
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 106, 43, 28, 72, 19
 LARGE_CLASSES, LONG_MODULES = 0, 0
 
